@@ -1,0 +1,2 @@
+answer_1 = 400
+answer_2 = "same"
