@@ -1,0 +1,58 @@
+"""SPON: activation-sparse language models with spontaneous neurons (lab 01, arXiv:2512.12744).
+
+    calibrate → SparseModel → fit_spon → evaluate
+
+`sites` where a model can be sparsified, `calibration` thresholds, `sparsifier` the sparse model, `spon` training, `allocation`
+greedy sparsity per projection, `metrics` and `choice` quality, `theory` Gaussian and Laplace predictions, `sweep` many
+sparsities at once, `kernels` and `decoding` the speed; then `experiment`, `figures` and `widgets`.
+"""
+
+import importlib
+
+_HOME = {
+    "calibration": ("Calibration", "calibrate"),
+    "sites": ("INPUT_GROUPS", "Site", "find_sites", "site_inputs"),
+    "sparsifier": ("SparseModel",),
+    "spon": (
+        "SponResult",
+        "SponStep",
+        "fit_spon",
+        "interpolate_alpha",
+        "load_alpha",
+        "save_alpha",
+        "spon_steps",
+        "tail_inputs",
+        "tail_model",
+    ),
+    "allocation": ("greedy_allocation", "greedy_path", "read_allocation"),
+    "metrics": (
+        "Eval",
+        "always_on_fraction",
+        "evaluate",
+        "gap_closed",
+        "kl_divergence",
+        "layer_error",
+        "linear_cka",
+        "log_probs",
+        "paired",
+    ),
+    "choice": ("McqResult", "mcq_accuracy"),
+    "theory": ("energy_lost", "threshold"),
+    "sweep": ("Sweep", "next_token_sweep"),
+    "kernels": ("sparse_gemv",),
+    "decoding": ("Decode", "decode"),
+    "experiment": ("Workbench", "open_workbench"),
+}
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE)
+
+
+def __getattr__(name: str):
+    if name not in _MODULE:
+        raise AttributeError(f"module 'labkit.sparsity' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"labkit.sparsity.{_MODULE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
