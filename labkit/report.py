@@ -18,6 +18,7 @@ from rich.table import Table
 from labkit.atomic import replacing
 from labkit.theme import fmt
 
+_LONGEST = 150  # rows of a table that is shown
 SOURCES = ("paper", "predecessor", "ours")
 
 
@@ -84,9 +85,9 @@ def write(reproduction: Reproduction, out: Path) -> list[Path]:
 
 
 def show(reproduction: Reproduction, console: Console | None = None) -> None:
-    """Print the tables, one line per verdict (failing ones as failing) and the notes."""
+    """Print the tables (of at most 150 rows), one line per verdict (failing ones as failing) and the notes."""
     console = console or Console()
-    for name, table in reproduction.tables.items():
+    for name, table in _short(reproduction).items():
         cells = _readable(table)
         grid = Table(title=escape(name), title_justify="left", box=box.SIMPLE_HEAD)
         for column in cells:
@@ -102,9 +103,14 @@ def show(reproduction: Reproduction, console: Console | None = None) -> None:
         console.print(note, markup=False, highlight=False)
 
 
+def _short(reproduction: Reproduction) -> dict[str, pd.DataFrame]:
+    """The tables to read; single observations are for the CSV files."""
+    return {name: table for name, table in reproduction.tables.items() if len(table) <= _LONGEST}
+
+
 def _markdown(reproduction: Reproduction) -> str:
     parts = []
-    for name, table in reproduction.tables.items():
+    for name, table in _short(reproduction).items():
         cells = _readable(table)
         rows = [list(cells.columns), ["---"] * len(cells.columns), *cells.values.tolist()]
         parts.append(f"## {name}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows))

@@ -426,7 +426,8 @@ def summarise_ablations(ablations: pd.DataFrame) -> pd.DataFrame:
             cell["nll"] - by_window["reference"]["nll"]
         )
         rows.append(row)
-    return pd.DataFrame([row for row in rows if row["variant"] not in ("dense", "TEAL")])
+    table = pd.DataFrame([row for row in rows if row["variant"] not in ("dense", "TEAL")])
+    return table.astype({"parameters": int, "training_tokens": int})
 
 
 def _cells(bench: Workbench, levels: Iterable[float], seeds: int | None) -> list[tuple[str, float, int]]:
