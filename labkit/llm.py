@@ -193,10 +193,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _return_freed_memory() -> None:
-    """Have glibc hand freed blocks above 2 MB back at once: one tensor of logits is 25 MB, and a class shares the machine."""
+    """Have glibc hand freed blocks above 1 MB back at once: one tensor of logits is 25 MB, and a class shares the machine."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(-3, 2 << 20)  # M_MMAP_THRESHOLD
+        mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
 
 
 def _frozen(model: PreTrainedModel) -> PreTrainedModel:

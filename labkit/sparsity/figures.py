@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
-from scipy.stats import laplace, norm
 
 from labkit import theme
 from labkit.sparsity import theory
@@ -74,7 +73,7 @@ def layer() -> go.Figure:
 
 def density_curves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Gaussian and Laplace densities of unit variance at x, for the overlay."""
-    return norm.pdf(x), laplace.pdf(x, scale=1 / np.sqrt(2))
+    return np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), np.exp(-np.sqrt(2) * abs(x)) / np.sqrt(2)
 
 
 def quality(table: pd.DataFrame, metric: str = "perplexity", domain: str = "wiki") -> go.Figure:

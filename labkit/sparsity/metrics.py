@@ -109,7 +109,7 @@ def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
     return functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
 
 
-def token_kl(teacher: torch.Tensor, student: torch.Tensor, chunk: int = 16) -> torch.Tensor:
+def token_kl(teacher: torch.Tensor, student: torch.Tensor, chunk: int = 8) -> torch.Tensor:
     """KL(teacher || student) in nats at each token (B, T), of logits or log-probabilities (B, T, V).
 
     A few tokens at a time: over a vocabulary of 49 152 the intermediate results would outweigh the model.

@@ -16,7 +16,7 @@ from labkit.llm import check_inputs
 from labkit.sparsity.calibration import Calibration
 from labkit.sparsity.sites import Site, find_sites
 
-_CHUNK = 4  # sparsities at a time, so that the repeated cache stays small
+_CHUNK = 3  # sparsities at a time, so that the repeated cache stays small
 
 
 @dataclass(frozen=True)

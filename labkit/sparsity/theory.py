@@ -9,7 +9,7 @@ relative error of the output is the square root of the share.
 """
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 DISTRIBUTIONS = ("gaussian", "laplace", "random")
 
@@ -18,7 +18,7 @@ def threshold(p: np.ndarray | float, distribution: str = "gaussian") -> np.ndarr
     """Threshold tau, in standard deviations of x, that zeroes a share p in [0, 1) of the entries."""
     p = np.asarray(p, dtype=float)
     if distribution == "gaussian":
-        return norm.ppf((1 + p) / 2)
+        return ndtri((1 + p) / 2)
     if distribution == "laplace":
         return -np.log1p(-p) / np.sqrt(2)  # a Laplace variable of scale beta has standard deviation sqrt(2) beta
     raise ValueError(f"distribution={distribution!r}: thresholds are known for 'gaussian' and 'laplace'")
@@ -29,7 +29,7 @@ def energy_lost(p: np.ndarray | float, distribution: str = "gaussian") -> np.nda
     p = np.asarray(p, dtype=float)
     if distribution == "gaussian":
         t = threshold(p)
-        return p - 2 * t * norm.pdf(t)
+        return p - 2 * t * np.exp(-(t**2) / 2) / np.sqrt(2 * np.pi)
     if distribution == "laplace":
         u = -np.log1p(-p)
         return 1 - (1 - p) * (1 + u + u**2 / 2)

@@ -246,13 +246,13 @@ def prefix(bench: Workbench, input_ids: torch.Tensor) -> Panel:
     """
     body, head = bench.model.base_model, bench.model.get_output_embeddings()
     with torch.inference_mode():
-        dense = body(input_ids, use_cache=False).last_hidden_state.split(16, dim=1)
+        dense = body(input_ids, use_cache=False).last_hidden_state.split(8, dim=1)
 
     def compute(protocol: float, sparsity: float):
         curves = {}
         for method in ("teal", "spon"):
             with _model_in_use, torch.inference_mode(), bench.sparse(method, sparsity, dense_prefix=protocol):
-                hidden = body(input_ids, use_cache=False).last_hidden_state.split(16, dim=1)
+                hidden = body(input_ids, use_cache=False).last_hidden_state.split(8, dim=1)
                 # the head reads a few positions at a time: all logits at once would take much of the kernel's memory
                 kl = [token_kl(head(h), head(s)) for h, s in zip(dense, hidden, strict=True)]
             curves[method] = torch.cat(kl, dim=1).mean(0).numpy()  # (T,)

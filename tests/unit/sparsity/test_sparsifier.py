@@ -74,6 +74,15 @@ def test_every_site_reads_its_input_without_the_small_entries(tiny, ids, layout)
         assert shares[site] == pytest.approx(float((read == 0).double().mean()), abs=1e-6)
 
 
+def test_an_entry_at_the_threshold_is_zeroed(layer):
+    model, calib, x = layer
+    with SparseModel(model, calib, 0.5, dense_prefix=0) as sparse:
+        tau = sparse.thresholds()[sparse.sites[0]]
+        assert (x.abs() == tau).sum() == 1
+        sparse(inputs_embeds=x)
+        assert sparse.actual_sparsity()[sparse.sites[0]] == pytest.approx(float((x.abs() <= tau).double().mean()), abs=1e-12)
+
+
 def test_when_everything_is_masked_each_layer_returns_its_bias_plus_w_alpha(tiny, ids, random_vectors):
     model = tiny("llama with biases")
     calib = calibrate(model, ids)
@@ -167,6 +176,21 @@ def test_a_free_output_bias_of_w_alpha_is_the_neuron(sparse, ids, random_vectors
     assert (sparse(ids).logits - neuron).abs().max() <= 1e-9
     sparse.set_output_bias(None)
     assert (sparse(ids).logits - without).abs().max() == 0
+
+
+@pytest.mark.parametrize("dense_prefix", [0, 3])
+def test_free_output_biases_are_absorbed_beside_the_neurons(tiny, ids, random_vectors, dense_prefix):
+    model = tiny("llama with biases")
+    with SparseModel(model, calibrate(model, ids), 0.6, dense_prefix=dense_prefix) as sparse:
+        sparse.set_alpha(random_vectors(sparse.sites[:8]))
+        sparse.set_output_bias({site: torch.ones_like(site.weight[:, 0]) for site in sparse.sites[5:]})
+        before = sparse(ids).logits
+        biases = sparse.absorb()
+        for site in sparse.sites:
+            assert torch.equal(site.linear.bias, biases[site])
+        assert (sparse(ids).logits - before).abs().max() <= 1e-9
+        sparse.set_output_bias(None)
+        assert (sparse(ids).logits - before).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.7, 0.9])
