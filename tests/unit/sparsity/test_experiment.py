@@ -296,11 +296,13 @@ def built(world, finished):
     return finished
 
 
-def test_a_build_writes_what_a_workbench_reads(built, tiny):
-    names = {path.name for path in built.iterdir()}
-    runs = {f"alpha-{run}.safetensors" for run in RECIPE.runs}
+def build_files(recipe):
     tables = {f"{name}.csv.gz" for name in ("greedy", "ablations", "quality", "answers", "drift", "protocol")}
-    assert names == {"recipe.json", "calibration.safetensors"} | tables | runs
+    return {"recipe.json", "calibration.safetensors", *tables, *(f"alpha-{run}.safetensors" for run in recipe.runs)}
+
+
+def test_a_build_writes_what_a_workbench_reads(built, tiny):
+    assert {path.name for path in built.iterdir()} == build_files(RECIPE)
     bench = open_workbench(built)
     assert bench.recipe == RECIPE
     assert json.loads((built / "recipe.json").read_text())["versions"]["torch"] == torch.__version__
@@ -456,6 +458,29 @@ def test_a_missing_second_corpus_is_noted(built, world, tmp_path, monkeypatch):
     result = reproduce(fast=True, out=tmp_path, data=built)
     assert set(result.tables["quality"]["domain"]) == {"wiki"}
     assert "The other corpus is missing: labkit assets fetch news" in result.notes
+
+
+# The committed build
+
+
+def test_the_committed_build_is_the_default_recipes_for_the_real_model(smollm2):
+    model, tokenizer = smollm2
+    bench = open_workbench(model=model, tokenizer=tokenizer)
+    assert bench.recipe == Recipe()
+    assert build_files(Recipe()) <= {path.name for path in experiment.DATA.iterdir()}
+    for method in experiment.METHODS:
+        with bench.sparse(method, 0.6) as sparse:
+            assert len(sparse.sites) == 210
+    for run in Recipe().runs:
+        vectors = bench.alpha(run).values()
+        assert sum(vector.numel() for vector in vectors) == 149_760
+        assert all(vector.isfinite().all() for vector in vectors)
+
+
+def test_the_committed_build_is_small():
+    files = [path for path in experiment.DATA.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 5_000_000
+    assert {path.suffix for path in files} <= {".gz", ".json", ".safetensors"}
 
 
 @pytest.mark.slow
