@@ -10,6 +10,7 @@ carry the mark are killed.
 import base64
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,17 +199,35 @@ def _marks(process: psutil.Process) -> list[str]:
 
 def _wait(process: subprocess.Popen, partial: Path, deadline: float, progress: bool) -> tuple[int | None, int]:
     """Exit code, None if the deadline came first, and peak memory in bytes of the largest descendant."""
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    peak = 0
     with tqdm(disable=not progress, unit="cell") as bar:
         while time.monotonic() < deadline:
-            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-            if pid:
-                process.returncode = os.waitstatus_to_exitcode(status)
-                return process.returncode, usage.ru_maxrss * unit
+            if process.poll() is not None:
+                return process.returncode, peak
+            peak = max(peak, _peak_memory(process.pid))
             if progress:
                 _advance(bar, partial)
             time.sleep(_POLL)
-    return None, 0
+    return None, peak
+
+
+def _peak_memory(pid: int) -> int:
+    """Bytes, of the largest process in the tree below `pid`: its peak so far on Linux, its present size elsewhere.
+
+    The operating system's own account of a finished child (ru_maxrss) would count what its parent held when it forked.
+    """
+    largest = 0
+    with suppress(psutil.Error, OSError):
+        parent = psutil.Process(pid)
+        for member in (parent, *parent.children(recursive=True)):
+            with suppress(psutil.Error, OSError):
+                status = Path(f"/proc/{member.pid}/status")
+                if status.is_file():
+                    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text(encoding="utf-8"))
+                    largest = max(largest, int(found[1]) * 1024 if found else 0)
+                else:
+                    largest = max(largest, member.memory_info().rss)
+    return largest
 
 
 def _advance(bar: tqdm, partial: Path) -> None:

@@ -12,6 +12,7 @@ Simulation costs an elementwise pass; the speed-up of really skipping columns is
 
 import contextlib
 import math
+import numbers
 import weakref
 from collections.abc import Iterator, Mapping
 
@@ -101,12 +102,12 @@ class SparseModel:
                     f"sparsity: {len(unknown)} unknown sites {sorted(map(str, unknown))[:4]}, "
                     f"{len(missing)} missing {sorted(map(str, missing))[:4]}"
                 )
-            levels = {site: float(sparsity[site]) for site in self.sites}
+            levels = {site: sparsity[site] for site in self.sites}
         else:
-            levels = dict.fromkeys(self.sites, float(sparsity))
+            levels = dict.fromkeys(self.sites, sparsity)
         for site, p in levels.items():
-            if not 0 <= p < 1:  # also false for NaN
-                raise ValueError(f"sparsity={p} at site {site}: expected a share in [0, 1)")
+            if not isinstance(p, numbers.Real) or not 0 <= p < 1:  # also false for NaN
+                raise ValueError(f"sparsity={p!r} at site {site}: expected a share in [0, 1)")
             if self.mode == "topk" and _kept_per_token(p, site) == 0:
                 raise ValueError(f"sparsity={p} at site {site} keeps floor((1 - p) {site.width}) = 0 entries of a token")
         self.sparsity = levels
@@ -304,6 +305,8 @@ class SparseModel:
             raise ValueError(f"{name}: unknown sites {sorted(map(str, unknown))[:4]}")
         for site, vector in vectors.items():
             weight = site.weight
+            if not isinstance(vector, torch.Tensor):
+                raise ValueError(f"{name} at site {site}: expected a tensor ({width(site)},), got {type(vector).__name__}")
             if vector.shape != (width(site),) or vector.dtype != weight.dtype or vector.device != weight.device:
                 raise ValueError(
                     f"{name} at site {site}: expected ({width(site)},) {weight.dtype} on {weight.device}, got "

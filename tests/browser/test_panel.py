@@ -101,6 +101,7 @@ def test_work_shows_progress_is_cancelled_by_keyboard_and_reports_errors(lab, no
     status_becomes(lab, panel, r"computing… \d+ of 100")
     assert panel.query_selector(".labkit-progress").is_visible()
     cancel.press("Enter")
+    status_becomes(lab, panel, "stopping")
     in_kernel(lab, "allowed.release()")
     status_becomes(lab, panel, "stopped")
     read_out_becomes(lab, panel, "^4[01] steps$")

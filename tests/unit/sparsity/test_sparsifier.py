@@ -365,9 +365,9 @@ def test_each_site_may_have_its_own_sparsity(model, calib, ids):
         assert "42% sparse by magnitude" in repr(sparse)
 
 
-@pytest.mark.parametrize("p", [-0.1, 1, 1.0, math.nan, math.inf])
+@pytest.mark.parametrize("p", [-0.1, 1, 1.0, math.nan, math.inf, "0.5"])
 def test_sparsity_outside_zero_to_one_is_refused(model, calib, p):
-    with pytest.raises(ValueError, match=rf"sparsity={float(p)} at site 0\.q: expected a share in \[0, 1\)"):
+    with pytest.raises(ValueError, match=rf"sparsity={p!r} at site 0\.q: expected a share in \[0, 1\)"):
         SparseModel(model, calib, p)
     with SparseModel(model, calib, 0.5) as sparse, pytest.raises(ValueError, match="sparsity="):
         sparse.set_sparsity(dict.fromkeys(sparse.sites, p))
