@@ -6,14 +6,11 @@ them and measures every method in one run. Both keep each finished part, so that
 
 import contextlib
 import functools
-import gzip
 import json
 import math
-import platform
 import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -22,8 +19,8 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from labkit import assets, corpora
-from labkit.atomic import replacing
 from labkit.llm import load_lm
+from labkit.parts import claim, once, write_table
 from labkit.report import Reproduction, Verdict
 from labkit.sparsity.allocation import greedy_path, read_allocation
 from labkit.sparsity.calibration import Calibration, calibrate
@@ -155,25 +152,25 @@ def build(*, out: Path | None = None, fast: bool = False, recipe: Recipe | None 
     """
     out = DATA if out is None else Path(out)
     recipe = recipe or (_FAST_RECIPE if fast else Recipe())
-    _claim(out, recipe)
+    claim(out, recipe, packages=("torch", "transformers"))
     model, tokenizer = load_lm(recipe.model)
     blank = Workbench(model, tokenizer, None, None, recipe, out)
     stages = tqdm(total=4 + len(recipe.runs), desc="build 01", unit="part")
 
-    _once(out / "calibration.safetensors", lambda path: _calibrate(blank).save(path))
+    once(out / "calibration.safetensors", lambda path: _calibrate(blank).save(path))
     calib = Calibration.load(out / "calibration.safetensors")
     stages.update()
-    _once(out / "greedy.csv.gz", lambda path: _greedy(blank, calib, out / "parts").pipe(_write_table, path))
+    once(out / "greedy.csv.gz", lambda path: _greedy(blank, calib, out / "parts").pipe(write_table, path))
     stages.update()
     bench = open_workbench(out, model, tokenizer)
     for run in recipe.runs:
-        _once(out / f"alpha-{run}.safetensors", lambda path, run=run: _train(bench, run, path))
+        once(out / f"alpha-{run}.safetensors", lambda path, run=run: _train(bench, run, path))
         stages.update()
-    _once(out / "ablations.csv.gz", lambda path: _ablations(bench, out / "parts").pipe(_write_table, path))
+    once(out / "ablations.csv.gz", lambda path: _ablations(bench, out / "parts").pipe(write_table, path))
     stages.update()
     if not all((out / f"{name}.csv.gz").is_file() for name in _MEASURED):
         for name, table in _measure(bench, _QUICK if fast else _FULL, None, out / "parts").items():
-            _once(out / f"{name}.csv.gz", functools.partial(_write_table, table))
+            once(out / f"{name}.csv.gz", functools.partial(write_table, table))
     stages.update()
     stages.close()
     shutil.rmtree(out / "parts", ignore_errors=True)
@@ -188,34 +185,6 @@ _FAST_RECIPE = Recipe(
 )
 
 
-def _claim(out: Path, recipe: Recipe) -> None:
-    """Write the recipe into an empty build, or check that it is the one already there."""
-    wanted = json.loads(json.dumps(asdict(recipe)))
-    file = out / "recipe.json"
-    if file.is_file():
-        stored = json.loads(file.read_text(encoding="utf-8"))["recipe"]
-        changed = sorted(key for key in wanted if stored.get(key) != wanted[key])
-        if changed:
-            raise ValueError(
-                f"out={str(out)!r} holds a build with other {', '.join(changed)}: empty it or choose another folder"
-            )
-        return
-    versions = {package: version(package) for package in ("torch", "transformers")} | {"python": platform.python_version()}
-    with replacing(file) as partial:
-        partial.write_text(json.dumps({"recipe": wanted, "versions": versions}, indent=1) + "\n", encoding="utf-8")
-
-
-def _once(path: Path, make: Callable[[Path], None]) -> None:
-    if not path.is_file():
-        with replacing(path) as partial:
-            make(partial)
-
-
-def _write_table(table: pd.DataFrame, path: Path) -> None:
-    """Compressed CSV whose bytes depend on the table alone."""
-    path.write_bytes(gzip.compress(table.to_csv(index=False).encode(), mtime=0))
-
-
 def _calibrate(bench: Workbench) -> Calibration:
     ids = bench.windows("wiki", "train", bench.recipe.calibration_windows)
     return calibrate(bench.model, ids, wina=True, levels=LEVELS)
@@ -226,7 +195,7 @@ def _greedy(bench: Workbench, calib: Calibration, parts: Path) -> pd.DataFrame:
     frames = []
     for layer in tqdm(range(1 + max(s.layer for s in find_sites(bench.model))), desc="greedy", unit="block"):
         part = parts / f"greedy-{layer:02d}.csv"
-        _once(part, lambda path, layer=layer: greedy_path(bench.model, calib, ids, layer).to_csv(path, index=False))
+        once(part, lambda path, layer=layer: greedy_path(bench.model, calib, ids, layer).to_csv(path, index=False))
         frames.append(pd.read_csv(part))
     return pd.concat(frames).round(6)
 
@@ -267,7 +236,7 @@ def _ablations(bench: Workbench, parts: Path) -> pd.DataFrame:
         frames.append(_scored(evaluate(sparse, ids, teacher=teacher), variant="TEAL"))
     for index, (variant, options) in enumerate(tqdm(variants.items(), desc="ablations", unit="fit")):
         part = parts / f"ablation-{index:02d}.csv"
-        _once(part, lambda path, v=variant, o=options: _ablate(bench, v, ids, teacher, **o).to_csv(path, index=False))
+        once(part, lambda path, v=variant, o=options: _ablate(bench, v, ids, teacher, **o).to_csv(path, index=False))
         frames.append(pd.read_csv(part))
     return pd.concat(frames).round(5)
 
@@ -460,7 +429,7 @@ def _quality(bench: Workbench, domain: str, cells: list[tuple[str, float, int]],
                     scored = evaluate(sparse, ids, teacher=teacher)
             _scored(scored, **labels).to_csv(path, index=False)
 
-        _once(file, measure)
+        once(file, measure)
     return pd.concat([pd.read_csv(file) for _, file in files]).round(5)
 
 
@@ -482,7 +451,7 @@ def _answers(bench: Workbench, sizes: _Sizes, parts: Path) -> pd.DataFrame:
                 table.assign(task=task, method=method, p=p, chance=result.chance).to_csv(path, index=False)
 
             part = parts / f"{task}-{method}-{p:g}.csv"
-            _once(part, answer)
+            once(part, answer)
             frames.append(pd.read_csv(part))
     return pd.concat(frames)
 
@@ -502,7 +471,7 @@ def _drift(bench: Workbench, sizes: _Sizes, parts: Path) -> pd.DataFrame:
                 drift.assign(method=method, p=p).round(5).to_csv(path, index=False)
 
             part = parts / f"drift-{method}-{p:g}.csv"
-            _once(part, measure)
+            once(part, measure)
             frames.append(pd.read_csv(part))
     return pd.concat(frames, ignore_index=True)
 
@@ -527,7 +496,7 @@ def _protocol(bench: Workbench, sizes: _Sizes, parts: Path) -> pd.DataFrame:
         pd.DataFrame(rows).to_csv(path, index=False)
 
     part = parts / "protocol.csv"
-    _once(part, measure)
+    once(part, measure)
     return pd.read_csv(part, dtype={"dense_prefix": str})
 
 
