@@ -63,10 +63,12 @@ def windows(
     """
     if length < 2:
         raise ValueError(f"length={length}: a window needs at least 2 tokens, one to predict from and one to predict")
+    if count is not None and count < 1:
+        raise ValueError(f"count={count}: ask for at least 1 window, or None for all")
     encoded = [_encode(tokenizer, text) for text in texts]
     cut = [ids[i : i + length] for ids in encoded for i in range(0, len(ids) - length + 1, length)]
     count = len(cut) if count is None else count
-    if not cut or count < 1 or count > len(cut):
+    if not cut or count > len(cut):
         longest = max(map(len, encoded), default=0)
         raise ValueError(
             f"count={count} windows of length={length} asked for, but the {len(texts)} texts hold {len(cut)} "

@@ -9,6 +9,7 @@ carries the status, so a solution can be tested and a folder of notebooks graded
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,15 +54,23 @@ def check_number(name: str, answer: Any, *, expected: float, rtol: float = 0.01,
 
 
 def check_choice(name: str, answer: Any, *, options: Sequence[str], correct: str, hint: str = "") -> Check:
-    """Right if `answer` is the `correct` one of `options`, whatever its case and outer blanks."""
+    """Right if `answer` is the `correct` one of `options`, whatever its case and outer blanks.
+
+    `correct` may be the `seal` of the right option, for a cell that should not give its own answer away.
+    """
 
     def verdict() -> str | None:
         given = str(answer).strip().casefold()
         if given not in [option.casefold() for option in options]:
             return f"choose one of {', '.join(options)}; got {_short(answer)}."
-        return None if given == correct.casefold() else f"not {_short(answer)}."
+        return None if correct.casefold() in (given, seal(given)) else f"not {_short(answer)}."
 
     return _check(name, answer, verdict, hint)
+
+
+def seal(option: str) -> str:
+    """A short hash of an option, which `check_choice` takes in place of the option itself."""
+    return hashlib.sha256(option.strip().casefold().encode()).hexdigest()[:8]
 
 
 def check_property(name: str, answer: Any, *, holds: Callable[[Any], bool | str], hint: str = "") -> Check:

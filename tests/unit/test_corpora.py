@@ -57,7 +57,7 @@ def test_drawn_windows_are_distinct_and_follow_the_seed(tokenizer):
     [
         (TEXTS, 11, None, "length=11 asked for, but the 3 texts hold 0 .the longest has 10 tokens"),
         (TEXTS, 4, 5, "count=5 windows of length=4 asked for, but the 3 texts hold 4"),
-        (TEXTS, 4, 0, "count=0 windows"),
+        (TEXTS, 4, 0, "count=0: ask for at least 1 window"),
         ([], 4, None, "the 0 texts hold 0"),
         (TEXTS, 1, None, "length=1: a window needs at least 2 tokens"),
     ],

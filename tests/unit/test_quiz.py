@@ -79,3 +79,10 @@ def test_a_check_has_a_fixed_repr_and_shows_nothing_twice(capsys):
     assert repr(check) == "Check('1', 'right')"
     check._ipython_display_()
     assert capsys.readouterr().out == ""
+
+
+def test_a_sealed_choice_is_right_only_by_its_option():
+    options = ("noise", "Objective", "overfit")
+    sealed = quiz.seal("objective")
+    found = [quiz.check_choice("5", answer, options=options, correct=sealed).status for answer in (*options, sealed)]
+    assert found == ["wrong", "right", "wrong", "wrong"]
