@@ -1,0 +1,56 @@
+"""Budget-feasible procurement beyond value: utility, welfare and their mixtures (lab 04, arXiv:2607.00101).
+
+    Market → solve_ex_ante → posted prices, clock → Outcome → audit
+
+`priors` what the buyer believes about a cost, `market` sellers and objectives, `outcome` who sells at what payment, `ex_ante`
+the optimum whose budget holds in expectation, `posted_prices` and `clock` mechanisms whose budget always holds, `prior_free`
+what works without beliefs, `knapsack` the first-best, `lp` exact optima of small markets, `auditing` the search for a
+profitable lie; then `experiment`, `figures` and `widgets`.
+"""
+
+import importlib
+
+_HOME = {
+    "priors": ("DiscretePrior", "EmpiricalPrior", "MixturePrior", "SpendCurve", "spend_curve", "virtual_cost"),
+    "market": ("UTILITY", "VALUE", "WELFARE", "Market", "Objective"),
+    "outcome": ("Outcome",),
+    "ex_ante": ("Envelope", "ExAnteSolution", "envelope", "ex_ante_mechanism", "prices_at", "solve_ex_ante"),
+    "posted_prices": (
+        "UNCONDITIONAL_BOUND",
+        "adaptive_posted_prices",
+        "iid_posted_price_ratio",
+        "monopsony_posted_prices",
+        "optimal_sequential_prices",
+        "post_prices",
+        "posted_price_bound",
+        "sequential_posted_prices",
+        "uniform_posted_price",
+    ),
+    "clock": ("PricePath", "bayesian_clock", "clock_auction", "iid_clock_value", "price_path"),
+    "prior_free": (
+        "PriceLottery",
+        "ValueClockOutcome",
+        "best_single_seller",
+        "pay_as_bid_greedy",
+        "prior_free_utility_lottery",
+        "prior_free_utility_ratio",
+        "prior_free_welfare",
+        "value_clock",
+    ),
+    "knapsack": ("first_best",),
+    "lp": ("LPSolution", "optimal_mechanism_lp", "prior_free_utility_lp"),
+    "auditing": ("AuditReport", "Violation", "audit", "threshold_payments"),
+}
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE)
+
+
+def __getattr__(name: str):
+    if name not in _MODULE:
+        raise AttributeError(f"module 'labkit.procurement' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"labkit.procurement.{_MODULE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

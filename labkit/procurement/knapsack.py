@@ -1,0 +1,60 @@
+"""The first-best: what a buyer who knows all costs could get, the benchmark of every mechanism.
+
+    OPT = max Σ_i (v_i − b c_i) x_i   subject to   Σ_i c_i x_i ≤ B
+
+over the sellers with c_i ≤ B and b c_i ≤ v_i; the others are dropped. With x_i in [0, 1] it is a fractional knapsack: buy in
+increasing order of c_i / v_i, which is decreasing density (v_i − b c_i) / c_i, and split the last. With x_i in {0, 1} it is an
+integer program, and OPT_integral ≤ OPT_fractional ≤ OPT_integral + max_i (v_i − b c_i).
+"""
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from labkit.procurement._profiles import blocks
+from labkit.procurement.market import check_budget, check_costs, check_values
+
+
+def first_best(
+    costs: np.ndarray, values: np.ndarray, budget: float, cost_weight: float = 1.0, integral: bool = False
+) -> np.ndarray:
+    """The best objective with known costs.
+
+    Args:
+        costs: (n,) or (S, n), ≥ 0.
+        values: (n,) > 0.
+        budget: B > 0.
+        cost_weight: b ≥ 0; 1 is welfare (and utility, where payments are costs), 0 is value.
+        integral: whole sellers only, by one integer program per profile, instead of the fractional relaxation.
+
+    Returns:
+        (S,), or a scalar for costs (n,).
+    """
+    values = check_values(values)
+    costs, budget = check_costs(costs, len(values)), check_budget(budget)
+    if not 0 <= cost_weight < np.inf:
+        raise ValueError(f"cost_weight={cost_weight}: expected a finite number ≥ 0")
+    profiles = np.atleast_2d(costs)
+    best = np.empty(len(profiles))
+    for rows in blocks(len(profiles), 8 * len(values)):
+        block = profiles[rows]
+        gains = values - cost_weight * block
+        gains = np.where((block <= budget) & (gains >= 0), gains, 0.0)
+        if integral:
+            best[rows] = [_whole(w, c, budget) for w, c in zip(gains, block, strict=True)]
+        else:
+            best[rows] = _fractional(gains, block, values, budget)
+    return best.reshape(costs.shape[:-1])[()]
+
+
+def _fractional(gains: np.ndarray, costs: np.ndarray, values: np.ndarray, budget: float) -> np.ndarray:
+    order = np.argsort(costs / values, axis=-1, kind="stable")
+    w, c = (np.take_along_axis(array, order, axis=-1) for array in (gains, np.where(gains > 0, costs, 0.0)))
+    left = budget - (np.cumsum(c, axis=-1) - c)  # (S, n) before each seller
+    share = np.divide(left, c, out=np.ones_like(c), where=c > 0)
+    return (w * np.clip(share, 0.0, 1.0)).sum(-1)
+
+
+def _whole(gains: np.ndarray, costs: np.ndarray, budget: float) -> float:
+    limit = LinearConstraint(costs[None] / budget, ub=1)
+    result = milp(-gains, constraints=limit, bounds=Bounds(0, 1), integrality=np.ones(len(gains)), options={"mip_rel_gap": 0})
+    return float(gains @ result.x.round())

@@ -1,0 +1,160 @@
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from labkit.procurement.market import UTILITY, VALUE, WELFARE, Market, Objective
+from labkit.procurement.priors import DiscretePrior, EmpiricalPrior, MixturePrior, expected_cost
+
+UNIFORM = stats.uniform(0, 1)
+MIXED = [
+    stats.uniform(0, 1.3),
+    DiscretePrior([0.1, 0.4], [0.3, 0.7]),
+    stats.expon(scale=0.4),
+    stats.uniform(0, 0.7),
+    MixturePrior([stats.uniform(0, 0.2), stats.uniform(0.8, 0.2)], [0.5, 0.5]),
+    stats.expon(scale=0.8),
+]
+
+
+def test_the_objectives_are_points_of_one_family():
+    assert (UTILITY.payment_weight, UTILITY.cost_weight) == (1, 0)
+    assert (WELFARE.payment_weight, WELFARE.cost_weight) == (0, 1)
+    assert (VALUE.payment_weight, VALUE.cost_weight) == (0, 0)
+    assert Objective.mixture(1) == UTILITY
+    assert Objective.mixture(0) == WELFARE
+    assert Objective.mixture(0.25) == Objective(0.25, 0.75)
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, np.nan])
+def test_a_mixture_weight_outside_the_unit_interval_is_refused(alpha):
+    with pytest.raises(ValueError, match=rf"alpha={alpha}: expected a number in \[0, 1\]"):
+        Objective.mixture(alpha)
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
+def test_negative_weights_are_refused(bad):
+    with pytest.raises(ValueError, match=f"payment_weight={bad}: expected a finite number ≥ 0"):
+        Objective(bad, 0)
+    with pytest.raises(ValueError, match=f"cost_weight={bad}: expected a finite number ≥ 0"):
+        Objective(0, bad)
+
+
+def test_acceptance_and_expected_cost_are_each_sellers_own():
+    market = Market(np.ones(6), MIXED, 1.0)
+    prices = np.array([0.5, 0.2, 0.3, 0.9, 0.85, 0.05])
+    np.testing.assert_allclose(market.accept_prob(prices), [F.cdf(p) for F, p in zip(MIXED, prices, strict=True)], rtol=1e-14)
+    want = [expected_cost(F, p) for F, p in zip(MIXED, prices, strict=True)]
+    np.testing.assert_allclose(market.expected_cost(prices), want, rtol=1e-13)
+
+
+def test_samples_follow_the_priors_and_the_seed():
+    market = Market(np.ones(6), MIXED, 1.0)
+    costs = market.sample(20_000, np.random.default_rng(5))
+    assert costs.shape == (20_000, 6)
+    error = costs.std(axis=0) / np.sqrt(20_000)
+    assert (np.abs(costs.mean(axis=0) - [prior.mean() for prior in MIXED]) <= 4 * error).all()
+    assert np.abs(np.corrcoef(costs.T) - np.eye(6)).max() < 4 / np.sqrt(20_000)
+    np.testing.assert_array_equal(costs, market.sample(20_000, np.random.default_rng(5)))
+
+
+def test_a_support_that_starts_at_zero_but_for_rounding_is_accepted():
+    prior = stats.truncnorm(-3, np.inf, loc=0.6, scale=0.2)
+    assert prior.ppf(0) < 0
+    assert Market([1.0], [prior], 1.0).sample(1000, np.random.default_rng(0)).min() >= 0
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
+def test_values_must_be_positive_and_finite(bad):
+    with pytest.raises(ValueError, match=rf"values\[1\]={bad}: expected finite numbers > 0"):
+        Market([1.0, bad], [UNIFORM] * 2, 1.0)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
+def test_the_budget_must_be_positive_and_finite(bad):
+    with pytest.raises(ValueError, match=f"budget={bad}: expected a finite number > 0"):
+        Market([1.0], [UNIFORM], bad)
+
+
+@pytest.mark.parametrize(
+    ("values", "priors", "message"),
+    [
+        ([], [], r"values of shape \(0,\): expected \(n,\) with n ≥ 1 sellers"),
+        ([[1.0]], [UNIFORM], r"values of shape \(1, 1\)"),
+        ([1.0, 2.0], [UNIFORM], "priors: got 1 for 2 values; expected one prior per seller"),
+        ([1.0, 1.0], [UNIFORM, stats.norm(1, 0.1)], r"priors\[1\]: its lowest cost is -inf; expected a finite number ≥ 0"),
+        ([1.0, 1.0], [UNIFORM, stats.uniform(-0.5, 1)], r"priors\[1\]: its lowest cost is -0\.5"),
+        ([1.0], [stats.uniform(0, -1)], r"priors\[0\]: its lowest cost is nan"),
+        ([1.0], [0.5], r"priors\[0\] has no cdf: expected cdf, pdf, ppf and rvs"),
+        ([1.0], [stats.poisson(2)], r"priors\[0\] has no pdf: .*; make discrete costs a DiscretePrior"),
+    ],
+)
+def test_bad_sellers_are_refused(values, priors, message):
+    with pytest.raises(ValueError, match=message):
+        Market(values, priors, 1.0)
+
+
+def test_a_prior_without_quantiles_is_refused():
+    class Halfway:
+        def cdf(self, c):
+            return np.clip(c, 0, 1)
+
+    with pytest.raises(ValueError, match=r"priors\[1\] has no ppf: expected cdf, pdf, ppf and rvs"):
+        Market([1.0, 1.0], [UNIFORM, Halfway()], 1.0)
+
+
+@pytest.fixture
+def table():
+    rng = np.random.default_rng(1)
+    return pd.DataFrame(
+        {"worth": rng.uniform(1, 2, 30), "wage": rng.uniform(0, 1, 30), "region": np.repeat(["N", "S", "W"], 10)}
+    )
+
+
+def test_every_row_of_a_csv_is_a_seller(table, tmp_path):
+    table.to_csv(tmp_path / "wages.csv", index=False)
+    market, costs = Market.from_csv(tmp_path / "wages.csv", value="worth", cost="wage", budget=3.0)
+    np.testing.assert_allclose(market.values, table["worth"])
+    np.testing.assert_allclose(costs, table["wage"])
+    assert market.budget == 3
+    np.testing.assert_array_equal(market.priors[0].costs, np.sort(costs))
+
+
+def test_a_group_is_learned_on_one_half_and_sells_with_the_other(table):
+    market, costs = Market.from_table(table, value="worth", cost="wage", budget=3.0, group="region")
+    assert market.n == 15
+    for row, region in enumerate("NSW"):
+        sellers = slice(5 * row, 5 * row + 5)
+        seen = market.priors[5 * row]
+        assert isinstance(seen, EmpiricalPrior)
+        together = np.sort(np.append(seen.costs, costs[sellers]))
+        np.testing.assert_array_equal(together, np.sort(table.loc[table["region"] == region, "wage"]))
+    again, _ = Market.from_table(table, value="worth", cost="wage", budget=3.0, group="region", seed=1)
+    assert not np.array_equal(again.values, market.values)
+
+
+def test_a_missing_column_is_named(table):
+    with pytest.raises(ValueError, match=r"column 'pay' is missing; the table has \['worth', 'wage', 'region'\]"):
+        Market.from_table(table, value="worth", cost="pay", budget=1.0)
+
+
+def test_a_cell_that_is_no_number_is_named_by_its_row(tmp_path):
+    path = tmp_path / "bids.csv"
+    path.write_text("worth,wage\n1,0.5\n2,half\n3,0.5\n")
+    with pytest.raises(ValueError, match="column 'wage', row 1: 'half' is not a finite number"):
+        Market.from_csv(path, value="worth", cost="wage", budget=1.0)
+    path.write_text("worth,wage\n1,0.5\n,0.2\n")
+    with pytest.raises(ValueError, match=r"column 'worth', row 1: .*nan.* is not a finite number"):
+        Market.from_csv(path, value="worth", cost="wage", budget=1.0)
+
+
+def test_a_group_of_one_cannot_be_split(table):
+    table.loc[0, "region"] = "E"
+    with pytest.raises(ValueError, match="group 'E' of column 'region' has 1 row; expected at least 2"):
+        Market.from_table(table, value="worth", cost="wage", budget=1.0, group="region")
+
+
+def test_a_row_without_a_group_is_named(table):
+    table.loc[4, "region"] = None
+    with pytest.raises(ValueError, match="column 'region', row 4: names no group"):
+        Market.from_table(table, value="worth", cost="wage", budget=1.0, group="region")
