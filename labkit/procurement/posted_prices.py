@@ -16,7 +16,7 @@ Costs are (n,) or (S, n).
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from scipy import stats
@@ -53,7 +53,7 @@ def post_prices(costs: np.ndarray, prices: np.ndarray, budget: float, order: np.
     if sorted(order.tolist()) != list(range(len(prices))):
         raise ValueError(f"order={order}: expected a permutation of 0 … {len(prices) - 1}")
     costs, limit = check_costs(costs, len(prices)), check_budget(budget) * (1 + BUDGET_SLACK)
-    return _offer(costs, prices, lambda accept: _serve(accept, prices, limit, order))
+    return _offer(costs, prices, partial(_serve, prices=prices, limit=limit, order=order))
 
 
 def sequential_posted_prices(
@@ -98,8 +98,8 @@ def sequential_posted_prices(
         if selection == "knapsack":
             serve = _best_sets(prices, gains, limit)
         else:
-            ranks = {"density": _by_density(gains, prices), "index": np.arange(market.n)}
-            serve = lambda accept: _serve(accept, prices, limit, ranks.get(order, rng))  # noqa: E731
+            ranks = {"density": _by_density(gains, prices), "index": np.arange(market.n), "random": rng}
+            serve = partial(_serve, prices=prices, limit=limit, order=ranks[order])
         return _offer(costs, prices, serve)
 
     if solution.lottery is None:
@@ -235,7 +235,7 @@ def monopsony_posted_prices(
     costs = check_costs(costs, market.n)
     rng = np.random.default_rng(0) if rng is None else rng
     prices, limit = prices_at(market, objective, np.zeros(1))[0], market.budget * (1 + BUDGET_SLACK)
-    return _offer(costs, prices, lambda accept: _serve(accept, prices, limit, rng))
+    return _offer(costs, prices, partial(_serve, prices=prices, limit=limit, order=rng))
 
 
 def posted_price_bound(k: np.ndarray | float) -> np.ndarray | float:

@@ -105,6 +105,8 @@ def check_panel(page: Page, panel: ElementHandle, pictures: Path) -> None:
     panel.screenshot(path=pictures / f"{name}.png")
     waits_for_start = panel.evaluate("e => e.classList.contains('labkit-on-start')")
     for control in panel.query_selector_all(f".labkit-controls :is({CONTROLS})"):
+        if not control.is_visible():
+            continue  # a Play widget hides its repeat button
         label = control.evaluate("e => e.closest('.labkit-controls > *').innerText.trim() || e.className")
         if waits_for_start and control.evaluate("e => e.tagName !== 'BUTTON'"):
             move(page, panel, control, (3_000,))  # may show nothing before the start
