@@ -257,7 +257,8 @@ def test_unknown_names_are_listed(built):
 # The package's own build
 
 
-def test_the_stored_results_are_small_and_complete():
+def test_the_stored_results_are_small_and_complete(monkeypatch):
+    monkeypatch.setattr(experiment, "PLAYBACKS", PLAYBACKS)  # the tiny build of this module has fewer
     assert sum(file.stat().st_size for file in DATA.iterdir()) < 4_000_000
     table = stored("runs")
     measured = set(table[["setting", "truth", "policy", "seed"]].itertuples(index=False, name=None))
