@@ -628,7 +628,7 @@ def comparison() -> go.Figure:
 
     Traces `values` and `differences`; see `draw_comparison`.
     """
-    figure = _axes([(0.0, 0.46, 0.0, 1.0), (0.54, 1.0, 0.0, 1.0)], height=400, l=170, t=40)
+    figure = _axes([(0.0, 0.46, 0.0, 1.0), (0.54, 1.0, 0.0, 1.0)], height=400, l=186, t=40)
     for number, name in ((1, "values"), (2, "differences")):
         bars = dict(type="data", color=theme.INK, thickness=1.4, width=4)
         style = dict(mode="markers", error_x=bars, marker=dict(size=11, line=dict(color="white", width=1)))
@@ -648,11 +648,12 @@ def draw_comparison(figure, summary, pairs, metric: str) -> None:
         metric: a key of `METRICS`.
     """
     traces = keyed(figure)
+    label = {policy: f"{NAMES[policy]} ({seeds})" for policy, seeds in zip(summary["policy"], summary["seeds"], strict=True)}
     for number, name, rows, policies in ((1, "values", summary, "policy"), (2, "differences", pairs, "second")):
         half = 1.96 * rows[f"{metric}_stderr"].fillna(0)
         traces[name].update(
             x=rows[metric],
-            y=[NAMES[policy] for policy in rows[policies]],
+            y=[label[policy] for policy in rows[policies]],
             error_x_array=half,
             marker_color=[theme.ROLE[POLICY_ROLES.get(policy, "reference")].colour for policy in rows[policies]],
         )
@@ -663,7 +664,7 @@ def draw_comparison(figure, summary, pairs, metric: str) -> None:
         _axis(figure, "x", number).range = (low - pad, high + pad)
     _axis(figure, "x", 1).title.text = METRICS[metric]
     _axis(figure, "x", 2).title.text = f"{NAMES[pairs['first'].iloc[0]]} − policy"
-    order = [NAMES[policy] for policy in summary["policy"]][::-1]
+    order = list(label.values())[::-1]
     _axis(figure, "y", 1).update(categoryorder="array", categoryarray=order, range=(-0.6, len(order) - 0.4))
 
 

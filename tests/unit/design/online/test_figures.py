@@ -318,7 +318,12 @@ def test_the_filter_figure_shows_one_cloud_and_the_bands_so_far():
 
 def comparison(metric="kl"):
     summary = pd.DataFrame(
-        {"policy": ["random", "fixed", "grid"], metric: [2.0, 1.8, 2.5], f"{metric}_stderr": [0.1, 0.1, 0.2]}
+        {
+            "policy": ["random", "fixed", "grid"],
+            "seeds": [9, 9, 4],
+            metric: [2.0, 1.8, 2.5],
+            f"{metric}_stderr": [0.1, 0.1, 0.2],
+        }
     )
     pairs = pd.DataFrame({"first": "grid", "second": ["random", "fixed"], metric: [0.5, 0.7], f"{metric}_stderr": [0.1, 0.4]})
     figure = figures.comparison()
@@ -334,7 +339,7 @@ def test_comparison_shows_ninety_five_percent_intervals():
 
 def test_differences_stand_beside_their_policy_and_zero_is_in_view():
     figure, traces = comparison()
-    assert list(traces["differences"].y) == [figures.NAMES["random"], figures.NAMES["fixed"]]
+    assert list(traces["differences"].y) == list(traces["values"].y)[:2] == ["random (9)", "fixed (9)"]
     assert figure.layout.xaxis2.range[0] < 0 < figure.layout.xaxis2.range[1]
     assert figure.layout.yaxis2.matches == "y"
 
