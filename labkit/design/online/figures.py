@@ -668,12 +668,22 @@ def draw_comparison(figure, summary, pairs, metric: str) -> None:
     _axis(figure, "y", 1).update(categoryorder="array", categoryarray=order, range=(-0.6, len(order) - 0.4))
 
 
-def cost(table) -> go.Figure:
-    """Seconds of each step against the step's number: one curve per `method` of a table with `t` and `seconds`."""
-    figure = theme.figure(x="step t", y="processor time of the step (s)", x_range=(0, float(table["t"].max()) + 1))
-    roles = ["method", "baseline3", "baseline1", "baseline2"]
-    for role, (method, rows) in zip(roles, table.groupby("method", sort=False), strict=False):
+def cost(methods) -> go.Figure:
+    """Processor time of each step, or of all steps so far, on a logarithmic axis: one trace for each of `methods`."""
+    figure = theme.figure(x="step t", y="")
+    for role, method in zip(("baseline3", "method", "baseline1", "baseline2"), methods, strict=False):
         style = dict(mode="lines+markers", line=theme.line(role), marker=theme.marker(role, 6))
-        figure.add_scatter(x=rows["t"], y=rows["seconds"], name=method, **style)
-    low, high = table["seconds"].min(), table["seconds"].max()
-    return figure.update_yaxes(type="log", range=(np.log10(low / 2), np.log10(high * 2)))
+        figure.add_scatter(meta=method, name=method, **style)
+    return figure.update_yaxes(type="log")
+
+
+def draw_cost(figure, table, total: bool) -> None:
+    """Show the `seconds` of each step `t` of every `method` in a table, or their running sums."""
+    shown = table.assign(seconds=table.groupby("method")["seconds"].cumsum()) if total else table
+    for method, trace in keyed(figure).items():
+        rows = shown[shown["method"] == method]
+        trace.update(x=rows["t"], y=rows["seconds"])
+    low, high = np.log10(shown["seconds"].min()), np.log10(shown["seconds"].max())
+    figure.layout.xaxis.range = (0, int(table["t"].max()) + 1)
+    figure.layout.yaxis.range = (low - 0.3, high + 0.3)
+    figure.layout.yaxis.title.text = f"processor time of {'all steps so far' if total else 'the step'} (s)"

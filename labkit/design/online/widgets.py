@@ -617,3 +617,29 @@ def comparison(runs: pd.DataFrame) -> Panel:
         caption="Bars are 95 % intervals; in brackets, the number of runs. The right half compares runs on the same truths: "
         "look whether a bar crosses zero. Policies with few runs met few truths: judge them there, not on the left.",
     )
+
+
+def cost(table: pd.DataFrame) -> Panel:
+    """What a step costs in processor time: the nested filter beside a method that re-runs the past.
+
+    Args:
+        table: from `experiment.stored("cost")`: `method`, `t`, `seconds`.
+    """
+    methods = list(table["method"].unique())
+    totals = table.groupby("method", sort=False)["seconds"].sum()
+
+    def draw(figure, _, total: bool) -> str:
+        figures.draw_cost(figure, table, total)
+        words = ", ".join(f"{method} <b>{fmt(float(seconds), 2)}</b> s" for method, seconds in totals.items())
+        return f"All {int(table['t'].max())} steps together: {words}."
+
+    return _opened(
+        "cost",
+        figure=figures.cost(methods),
+        compute=lambda: None,
+        draw=draw,
+        controls={},
+        view={"total": widgets.ToggleButtons(options=[("each step", False), ("all so far", True)], description="Time of")},
+        caption="M × N are parameters and states. Look at the level lines of the nested filter, and at the peaks where SMC² "
+        "re-runs the past: each is higher than the one before.",
+    )

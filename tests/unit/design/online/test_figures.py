@@ -352,14 +352,17 @@ def test_the_papers_method_is_blue_and_random_orange_everywhere():
     assert play["other/gained"].line.color == "#E69F00"
 
 
-def test_cost_has_a_curve_for_each_method_on_a_logarithmic_axis():
+def test_cost_has_a_curve_for_each_method_on_a_logarithmic_axis_that_holds_it():
     table = pd.DataFrame({"method": ["a"] * 3 + ["b"] * 3, "t": [1, 2, 3] * 2, "seconds": [0.01, 0.01, 0.01, 0.1, 0.2, 0.3]})
-    figure = figures.cost(table)
+    figure = figures.cost(["a", "b"])
+    figures.draw_cost(figure, table, total=False)
     assert [trace.name for trace in figure.data] == ["a", "b"]
     assert figure.layout.yaxis.type == "log"
     low, high = 10 ** np.array(figure.layout.yaxis.range)
     assert low < 0.01
     assert high > 0.3
+    figures.draw_cost(figure, table, total=True)
+    np.testing.assert_allclose(figure.data[1].y, [0.1, 0.3, 0.6])
 
 
 @pytest.mark.parametrize(

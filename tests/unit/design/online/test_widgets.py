@@ -352,3 +352,12 @@ def test_only_what_was_measured_in_a_setting_is_offered(runs):
     panel.case.value = ("seeded", "fixed")
     assert panel.metric.value == "gain"
     assert panel.status.value == ""
+
+
+def test_the_cost_panel_adds_up():
+    table = pd.DataFrame({"method": ["NPF", "NPF", "SMC²", "SMC²"], "t": [1, 2, 1, 2], "seconds": [0.01, 0.01, 0.5, 1.5]})
+    panel = widgets.cost(table)
+    assert "NPF 0.020 s, SMC² 2.0 s" in words(panel)
+    panel.total.value = True
+    assert keyed(panel)["SMC²"].y[-1] == 2.0
+    assert panel.figure.layout.yaxis.title.text == "processor time of all steps so far (s)"
