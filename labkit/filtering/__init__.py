@@ -6,7 +6,7 @@
 `jitter` its two random choices, `grid` a reference posterior from independent filters.
 """
 
-import importlib
+from labkit.lazy import public
 
 _HOME = {
     "state_space": (
@@ -32,16 +32,5 @@ _HOME = {
     "nested": ("Clouds", "FilterStep", "NestedParticleFilter", "weighted_quantiles"),
     "grid": ("GridPosterior", "evidence", "grid_posterior"),
 }
-_MODULE = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = sorted(_MODULE)
-
-
-def __getattr__(name: str):
-    if name not in _MODULE:
-        raise AttributeError(f"module 'labkit.filtering' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"labkit.filtering.{_MODULE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = public(__name__, _HOME)

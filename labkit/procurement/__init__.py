@@ -8,7 +8,7 @@ what works without beliefs, `knapsack` the first-best, `lp` exact optima of smal
 profitable lie; then `experiment`, `figures` and `widgets`.
 """
 
-import importlib
+from labkit.lazy import public
 
 _HOME = {
     "priors": ("DiscretePrior", "EmpiricalPrior", "MixturePrior", "SpendCurve", "spend_curve", "virtual_cost"),
@@ -41,16 +41,5 @@ _HOME = {
     "lp": ("LPSolution", "optimal_mechanism_lp", "prior_free_utility_lp"),
     "auditing": ("AuditReport", "Violation", "audit", "threshold_payments"),
 }
-_MODULE = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = sorted(_MODULE)
-
-
-def __getattr__(name: str):
-    if name not in _MODULE:
-        raise AttributeError(f"module 'labkit.procurement' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"labkit.procurement.{_MODULE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = public(__name__, _HOME)

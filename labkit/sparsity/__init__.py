@@ -7,7 +7,7 @@ greedy sparsity per projection, `metrics` and `choice` quality, `theory` Gaussia
 sparsities at once, `kernels` and `decoding` the speed; then `experiment`, `figures` and `widgets`.
 """
 
-import importlib
+from labkit.lazy import public
 
 _HOME = {
     "calibration": ("Calibration", "calibrate"),
@@ -43,16 +43,5 @@ _HOME = {
     "decoding": ("Decode", "decode"),
     "experiment": ("Workbench", "open_workbench"),
 }
-_MODULE = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = sorted(_MODULE)
-
-
-def __getattr__(name: str):
-    if name not in _MODULE:
-        raise AttributeError(f"module 'labkit.sparsity' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"labkit.sparsity.{_MODULE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = public(__name__, _HOME)

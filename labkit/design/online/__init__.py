@@ -7,9 +7,8 @@ improve it, `policies` choose one, `loop` runs the experiment, `metrics` says wh
 `widgets`.
 """
 
-import importlib
-
 from labkit.design.online.eig import eig as eig  # now: the module of that name, imported later, would take its place
+from labkit.lazy import public
 
 _HOME = {
     "eig": ("METHODS", "nested_terms"),
@@ -33,16 +32,6 @@ _HOME = {
     "metrics": ("information", "mean_stderr", "paired"),
     "experiment": ("PLAYBACKS", "SETTINGS", "stored", "stored_reference", "stored_trace"),
 }
-_MODULE = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = sorted(["eig", *_MODULE])
-
-
-def __getattr__(name: str):
-    if name not in _MODULE:
-        raise AttributeError(f"module 'labkit.design.online' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"labkit.design.online.{_MODULE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, _names = public(__name__, _HOME)
+__all__ = sorted(["eig", *_names])

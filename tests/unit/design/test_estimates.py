@@ -1,10 +1,8 @@
 import dataclasses
-import importlib
 
 import pytest
 import torch
 
-import labkit.design
 from labkit.design import EIGEstimate
 
 
@@ -40,15 +38,3 @@ def test_an_estimate_is_immutable():
     estimate = EIGEstimate.from_terms(torch.zeros(1, 2))
     with pytest.raises(dataclasses.FrozenInstanceError):
         estimate.value = torch.ones(1)
-
-
-@pytest.mark.parametrize("name", labkit.design.__all__)
-def test_every_public_name_is_where_the_package_says(name):
-    home = importlib.import_module(f"labkit.design.{labkit.design._MODULE[name]}")
-    assert getattr(labkit.design, name) is vars(home)[name]
-    assert name in dir(labkit.design)
-
-
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match=r"module 'labkit\.design' has no attribute 'nothing'"):
-        _ = labkit.design.nothing

@@ -20,21 +20,10 @@ from labkit.procurement import (
     prices_at,
     solve_ex_ante,
 )
+from tests.unit.procurement.markets import mixed_market
 
 UNIFORM = stats.uniform()
 IRREGULAR = MixturePrior([stats.uniform(0, 0.2), stats.uniform(0.8, 0.2)], [0.5, 0.5])
-
-
-def mixed_market(n=8, budget=1.5, seed=0):
-    rng = np.random.default_rng(seed)
-    families = [
-        lambda s: stats.uniform(0.1, 2 * s),
-        lambda s: stats.expon(scale=s),
-        lambda s: stats.lognorm(0.6, scale=s),
-        lambda s: stats.beta(2, 1, loc=0.1, scale=s),
-    ]
-    priors = [families[i % 4](scale) for i, scale in enumerate(rng.uniform(0.3, 0.8, n))]
-    return Market(rng.uniform(0.5, 2, n), priors, budget)
 
 
 def run_by_hand(c, prices, budget):

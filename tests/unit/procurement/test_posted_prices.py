@@ -25,6 +25,7 @@ from labkit.procurement import (
     solve_ex_ante,
     uniform_posted_price,
 )
+from tests.unit.procurement.markets import mixed_market
 
 UNIFORM = stats.uniform()
 OBJECTIVES = [UTILITY, WELFARE, VALUE, Objective.mixture(0.5)]
@@ -39,18 +40,6 @@ MECHANISMS = {
         costs, market, objective, market.sample(500, np.random.default_rng(9))
     ),
 }
-
-
-def mixed_market(n=8, budget=1.5, seed=0):
-    rng = np.random.default_rng(seed)
-    families = [
-        lambda s: stats.uniform(0.1, 2 * s),
-        lambda s: stats.expon(scale=s),
-        lambda s: stats.lognorm(0.6, scale=s),
-        lambda s: stats.beta(2, 1, loc=0.1, scale=s),
-    ]
-    priors = [families[i % 4](scale) for i, scale in enumerate(rng.uniform(0.3, 0.8, n))]
-    return Market(rng.uniform(0.5, 2, n), priors, budget)
 
 
 def two_types(budget):

@@ -1,7 +1,5 @@
 import dataclasses
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pyro
@@ -24,37 +22,19 @@ from labkit.filtering import (
     simulate,
     truth_generator,
 )
+from tests.unit.design.online.beliefs import LG, SLOPE, SPREAD, filtered, gaussian
 
-LG = LinearGaussianSSM()
-SLOPE, SPREAD, HALF = 1.5, 0.1, torch.tensor([[0.5]])  # c, P and ξ of the closed form
-
-
-def gaussian(num_params, num_states, seed=0, *, model=LG, prior_sd=0.5, dtype=torch.float32):
-    """Independent clouds of the closed form: θ ~ N(0, s²), x | θ ~ N(c θ, P)."""
-    generator = torch.Generator().manual_seed(seed)
-    theta = prior_sd * torch.randn(num_params, 1, generator=generator, dtype=dtype)
-    x = SLOPE * theta[:, None] + SPREAD**0.5 * torch.randn(num_params, num_states, 1, generator=generator, dtype=dtype)
-    return Clouds(model, theta, x, None)
-
-
-def belief(model, num_params, num_states, steps, seed=0, **kwargs):
-    """What a nested filter believes after some steps of the random policy."""
-    designs = model.sample_designs(steps, torch.Generator().manual_seed(seed))
-    _, ys = simulate(model, model.truth, designs, truth_generator(seed))
-    nested = NestedParticleFilter(model, num_params, num_states, seed=seed, **kwargs)
-    for design, y in zip(designs, ys, strict=True):
-        nested.step(design, y)
-    return nested.snapshot()
+HALF = torch.tensor([[0.5]])  # ξ of the closed form
 
 
 @pytest.fixture(scope="module")
 def epidemic():
-    return belief(TwoGroupSIR(), 60, 20, 25)
+    return filtered(TwoGroupSIR(), 60, 20, 25)
 
 
 @pytest.fixture(scope="module")
 def source():
-    return belief(MovingSource("low_noise"), 60, 20, 15)
+    return filtered(MovingSource("low_noise"), 60, 20, 15)
 
 
 def mean_stderr(values):
@@ -462,15 +442,6 @@ def test_a_model_that_breaks_down_is_reported_and_not_hidden_in_the_mean():
 def test_the_package_offers_the_function_under_the_name_of_its_module():
     assert labkit.design.online.eig is eig
     assert set(labkit.design.online.__all__) <= set(dir(labkit.design.online))
-
-
-def test_the_estimators_load_neither_a_plotting_library_nor_a_test_peer():
-    code = (
-        "import sys, labkit.design.online as d; d.eig, d.eig_grad; "
-        "print(*{'plotly', 'ipywidgets', 'pyro', 'scipy.stats', 'particles', 'filterpy'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
 
 
 @pytest.mark.parametrize(

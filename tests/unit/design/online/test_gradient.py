@@ -7,35 +7,19 @@ from torch.distributions import Independent, Normal
 
 from labkit.design.online import eig, eig_grad, eig_grad_autograd
 from labkit.filtering import (
-    Clouds,
     LinearGaussianSSM,
     MovingSource,
     NestedParticleFilter,
     TwoGroupSIR,
-    simulate,
-    truth_generator,
 )
+from tests.unit.design.online.beliefs import LG, SLOPE, SPREAD, filtered, gaussian
 
-LG = LinearGaussianSSM()
-SLOPE, SPREAD, HALF = 1.5, 0.1, torch.tensor([0.5])  # c, P and ξ of the closed form
-
-
-def gaussian(num_params, num_states, seed=0, *, model=LG, slope=SLOPE, dtype=torch.float32):
-    """Independent clouds of the closed form: θ ~ N(0, .5²), x | θ ~ N(c θ, P)."""
-    generator = torch.Generator().manual_seed(seed)
-    theta = 0.5 * torch.randn(num_params, 1, generator=generator, dtype=dtype)
-    x = slope * theta[:, None] + SPREAD**0.5 * torch.randn(num_params, num_states, 1, generator=generator, dtype=dtype)
-    return Clouds(model, theta, x, None)
+HALF = torch.tensor([0.5])  # ξ of the closed form
 
 
 def belief(model, steps, dtype=torch.float64, **kwargs):
-    """What a nested filter believes after some steps of the random policy."""
-    designs = model.sample_designs(steps, torch.Generator().manual_seed(0))
-    _, ys = simulate(model, model.truth, designs, truth_generator(0))
-    nested = NestedParticleFilter(model, 60, 20, **kwargs)
-    for design, y in zip(designs, ys, strict=True):
-        nested.step(design, y)
-    clouds = nested.snapshot()
+    """What a small nested filter believes, in double precision."""
+    clouds = filtered(model, 60, 20, steps, **kwargs)
     return dataclasses.replace(clouds, theta=clouds.theta.to(dtype), x=clouds.x.to(dtype))
 
 
