@@ -231,10 +231,9 @@ class Panel(widgets.VBox):
         self._error: Exception | None = None
         self._view_failed = False  # the status line speaks of a view; a later good one clears it
         self._seconds = 0.0
-        self.result: Any = None
 
         is_plot = isinstance(figure, go.Figure)
-        self.figure = _Figure(figure, self._changed) if is_plot else figure
+        self.figure = go.Figure(figure) if is_plot else figure
         self.readout = widgets.HTML().add_class("labkit-readout")
         self.status = widgets.HTML().add_class("labkit-status")
         self._bar = widgets.IntProgress(value=0, max=1).add_class("labkit-progress")
@@ -245,6 +244,16 @@ class Panel(widgets.VBox):
 
         for key, control in self.controls.items():
             self._check(key, control)
+        if initial is None:
+            for step in self._steps(self.values()):
+                initial = step.result if step.result is not None else initial
+        # A plot is live only when complete: before it is on the page, plotly's front end takes an update that names a
+        # property for some traces only as its loss for the others.
+        self.result: Any = initial
+        self.readout.value = draw(self.figure, initial, **self._view_values())
+        if is_plot:
+            self.figure = _Figure(self.figure, self._changed)
+
         for key, control in self.controls.items():
             setattr(self, key, control)
             if isinstance(control, widgets.Button):
@@ -270,11 +279,6 @@ class Panel(widgets.VBox):
         self.add_class("labkit-panel").add_class(f"labkit-panel-{name}")
         if start:
             self.add_class("labkit-on-start")
-
-        if initial is None:
-            for step in self._steps(self.values()):
-                initial = step.result if step.result is not None else initial
-        self._show(initial)
 
     def __repr__(self) -> str:
         return f"Panel({self._name}: {', '.join(self.controls)})"
@@ -377,8 +381,11 @@ class Panel(widgets.VBox):
                 self._show(self.result)
                 self._view_failed = False
 
+    def _view_values(self) -> dict[str, Any]:
+        return {key: control.value for key, control in self._view.items()}
+
     def _show(self, result: Any) -> None:
-        view = {key: control.value for key, control in self._view.items()}
+        view = self._view_values()
         plot = self.figure
         if not isinstance(plot, go.FigureWidget):
             readout = self._draw(plot, result, **view)

@@ -95,7 +95,7 @@ def playback(stored: Stored = experiment.stored_trace, step: int = 90) -> Panel:
         luck.value, clock.frames = trace.seed, len(trace.designs) + 1
 
     epidemic.observe(offer, "value")  # before the panel looks at it
-    return _opened(
+    return Panel(
         "playback",
         figure=figures.playback(),
         compute=compute,
@@ -114,20 +114,6 @@ def playback(stored: Stored = experiment.stored_trace, step: int = 90) -> Panel:
         start="Run this seed",
         initial=first,
     )
-
-
-def _opened(name: str, *, figure, compute, draw, controls: dict, view: dict | None = None, initial=None, **options) -> Panel:
-    """A panel whose figure is complete before the browser hears of it.
-
-    plotly's front end loses the properties of other traces when an update that names them for some traces only comes
-    before the plot is on the page.
-    """
-    if initial is None:
-        values = {key: 0 if isinstance(control, widgets.Button) else control.value for key, control in controls.items()}
-        result = compute(**values)
-        initial = [step.result for step in result][-1] if isinstance(result, Iterator) else result
-    draw(figure, initial, **{key: control.value for key, control in (view or {}).items()})
-    return Panel(name, figure=figure, compute=compute, draw=draw, controls=controls, view=view, initial=initial, **options)
 
 
 def _named(policies: list[str]) -> list[tuple[str, str]]:
@@ -189,7 +175,7 @@ def source_playback(stored: Stored = experiment.stored_trace, step: int = 30) ->
             rival.value = kept
 
     noise.observe(offer, "value")
-    return _opened(
+    return Panel(
         "source-playback",
         figure=figures.source_playback(),
         compute=lambda: None,
@@ -223,7 +209,7 @@ def share(trace: OnlineTrace, model: TwoGroupSIR, value: float = 0.5) -> Panel:
 
     slider = widgets.FloatSlider(value=value, min=0.02, max=0.98, step=0.02, readout_format=".0%")
     slider.description = "Tests given to group 1"
-    return _opened(
+    return Panel(
         "share",
         figure=figures.share(),
         compute=lambda: None,
@@ -278,7 +264,7 @@ def simulator(paths: int = 200, steps: int = 150) -> Panel:
     figure = figures.simulator()
     figure.layout.xaxis.range = figure.layout.xaxis2.range = (0, steps)
     figure.layout.yaxis.range, figure.layout.yaxis2.range = (0, 160), (0, 60)
-    return _opened(
+    return Panel(
         "simulator",
         figure=figure,
         compute=compute,
@@ -352,7 +338,7 @@ def nested_filter(reference: Mapping[str, np.ndarray], seed: int = 0) -> Panel:
     figures.draw_reference(figure, (reference["axis0"], reference["axis1"]), reference["probability"], *truth)
     numbers = dict(continuous_update=False)
     kernels = [("0.02", 0.02), ("0.2", 0.2), ("2, the paper's code", 2.0), ("10", 10.0)]
-    return _opened(
+    return Panel(
         "nested-filter",
         figure=figure,
         compute=compute,
@@ -412,7 +398,7 @@ def bias(slope: float = 1.5, spread: float = 0.1, prior_sd: float = 0.05) -> Pan
 
     figure = figures.bias()
     figure.layout.xaxis.range, figure.layout.yaxis.range = (0, 2.1), (-0.005, 0.13)
-    return _opened(
+    return Panel(
         "bias",
         figure=figure,
         compute=compute,
@@ -458,7 +444,7 @@ def eig_curve(beliefs: Mapping[int, Clouds]) -> Panel:
     figure = figures.eig_curve()
     figure.layout.yaxis.range = (0, figures.nice(1.5 * max(curve.max() for curve in curves.values())))
     steps = list(beliefs)
-    return _opened(
+    return Panel(
         "eig-curve",
         figure=figure,
         compute=compute,
@@ -535,7 +521,7 @@ def ascent(beliefs: Mapping[int, Clouds], source: Clouds) -> Panel:
     reach = float(np.abs(gradients(200)["score"]).max())
     figure.layout.yaxis2.range = (-figures.nice(1.5 * reach), figures.nice(1.5 * reach))
     release = dict(continuous_update=False)
-    return _opened(
+    return Panel(
         "ascent",
         figure=figure,
         compute=compute,
@@ -607,7 +593,7 @@ def comparison(runs: pd.DataFrame) -> Panel:
         metric.value = kept
 
     case.observe(offer, "value")
-    return _opened(
+    return Panel(
         "comparison",
         figure=figures.comparison(),
         compute=lambda: None,
@@ -633,7 +619,7 @@ def cost(table: pd.DataFrame) -> Panel:
         words = ", ".join(f"{method} <b>{fmt(float(seconds), 2)}</b> s" for method, seconds in totals.items())
         return f"All {int(table['t'].max())} steps together: {words}."
 
-    return _opened(
+    return Panel(
         "cost",
         figure=figures.cost(methods),
         compute=lambda: None,
