@@ -120,7 +120,7 @@ LABS: dict[str, Lab] = {
             question="Where should the next measurement of a hidden, moving system be made?",
             paper="Online Bayesian Experimental Design for Partially Observed Dynamical Systems, arXiv:2511.04403",
             minutes=60,
-            memory_gb=1.0,
+            memory_gb=0.7,
             assets=(),
             extra="bayes",
         ),

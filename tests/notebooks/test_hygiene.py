@@ -10,6 +10,7 @@ import pytest
 from labkit.run import WIDGET_VIEW
 
 NOTEBOOKS = sorted(Path(__file__).parents[2].joinpath("notebooks").glob("*.ipynb"))
+FIGURE = "application/vnd.plotly.v1+json"
 MAX_BYTES = 1_000_000
 MAX_LINES = 15
 CELL_METADATA = {"tags", "jupyter", "slideshow", "editable", "deletable"}
@@ -53,6 +54,8 @@ def cell_problems(cell):
         yield "parameters: fast is not True"
     if places := PLACES.findall(cell.source):
         yield f"places: {places}"
+    if "nbval-ignore-output" in tags(cell) and not any(FIGURE in output.get("data", {}) for output in cell.outputs):
+        yield "outputs: ignored, but no figure"
     for output in cell.outputs:
         if WIDGET_VIEW in output.get("data", {}):
             yield "outputs: widget view"
@@ -111,6 +114,7 @@ def test_sound_notebook_has_no_problems():
         (lambda nb: nb.cells[1].update(source="fast = False"), "parameters: fast is not True in cell 2"),
         (lambda nb: nb.cells[2].metadata.update(execution={}), "metadata: ['execution'] in cell 3"),
         (lambda nb: nb.cells[2].metadata.update(tags=["nbval-skip"]), "nbval-skip in cell 3"),
+        (lambda nb: nb.cells[2].metadata.update(tags=["nbval-ignore-output"]), "outputs: ignored, but no figure in cell 3"),
         (lambda nb: nb.cells[2].update(source="# NBVAL_SKIP\n1"), "nbval-skip in cell 3"),
         (lambda nb: nb.cells[2].update(source="1\n" * 16), "lines: 16 in cell 3"),
         (lambda nb: nb.cells[2].update(source="open('/Users/me/x.csv')"), "places: "),

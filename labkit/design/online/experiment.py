@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 
 from labkit.design.online.loop import OnlineTrace, run_online
 from labkit.design.online.metrics import information, mean_stderr, paired
+from labkit.design.online.peers import smc2
 from labkit.design.online.policies import (
     AdamPolicy,
     AimPolicy,
@@ -429,52 +430,8 @@ def _cost(recipe: Recipe) -> pd.DataFrame:
         belief = NestedParticleFilter(model, *size)
         clock(f"NPF {size[0]} × {size[1]}", (belief.step(design, y) for design, y in steps(designs, ys)))
     with contextlib.suppress(ImportError):
-        clock("SMC² 50 × 50", _smc2(model, designs, ys))
+        clock("SMC² 50 × 50", smc2(model, ys.numpy(), 50))
     return pd.DataFrame(rows)
-
-
-def _smc2(model: TwoGroupSIR, designs: torch.Tensor, ys: torch.Tensor) -> Iterable:
-    """SMC² by the package `particles`, the batch method that re-runs the past; an iterator over t."""
-    import particles
-    from particles import distributions, smc_samplers, state_space_models
-
-    generator = torch.Generator().manual_seed(0)
-
-    class Move(distributions.ProbDist):
-        dim = 4
-
-        def __init__(self, x: np.ndarray, theta: torch.Tensor):
-            self.x, self.theta = x, theta
-
-        def rvs(self, size: int) -> np.ndarray:
-            x = torch.tensor(self.x, dtype=torch.float32).expand(size, 4).clone()
-            return model.transition(x[None], self.theta, None, generator)[0].double().numpy()
-
-    class Count(distributions.ProbDist):
-        dim = 2
-
-        def __init__(self, x: np.ndarray, design: torch.Tensor):
-            self.law = model.observation(torch.tensor(x, dtype=torch.float32), design)
-
-        def logpdf(self, y: np.ndarray) -> np.ndarray:
-            return self.law.log_prob(torch.as_tensor(y)).double().numpy()
-
-    class Epidemic(state_space_models.StateSpaceModel):
-        def rates(self) -> torch.Tensor:
-            return torch.tensor([[float(getattr(self, name)) for name in model.param_names]])
-
-        def PX0(self) -> Move:
-            return Move(model.start.numpy(), self.rates())
-
-        def PX(self, t: int, xp: np.ndarray) -> Move:
-            return Move(xp, self.rates())
-
-        def PY(self, t: int, xp: np.ndarray, x: np.ndarray) -> Count:
-            return Count(x, designs[t])
-
-    prior = distributions.StructDist({name: distributions.Uniform(*model.prior_box) for name in model.param_names})
-    problem = smc_samplers.SMC2(ssm_cls=Epidemic, data=list(ys.numpy()), prior=prior, init_Nx=50)
-    return particles.SMC(fk=problem, N=50)
 
 
 def _measure(recipe: Recipe, seeds: int | None, parts: Path) -> dict[str, pd.DataFrame]:
