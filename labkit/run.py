@@ -56,7 +56,7 @@ class NotebookRun:
         notebook: what was run.
         output: where the executed notebook lies.
         seconds: wall time.
-        peak_memory: bytes, of the run's largest process.
+        peak_memory: bytes, of the run's largest process; what came after the last look, every 0.2 s, is not in it.
     """
 
     notebook: Path
