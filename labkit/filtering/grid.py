@@ -10,7 +10,7 @@ Shapes: a grid of (G1, …, G_dθ) points, dθ ≤ 3. Source: ours.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Real
 
 import torch
 
@@ -117,11 +117,18 @@ def grid_posterior(
 def evidence(
     model: StateSpaceModel, theta: torch.Tensor, designs: torch.Tensor, ys: torch.Tensor, num_states: int = 4000, seed: int = 0
 ) -> float:
-    """log p̂(y_{1:T} | θ, ξ_{1:T}) of one parameter (dθ,), by one bootstrap filter of N states."""
+    """log p̂(y_{1:T} | θ, ξ_{1:T}) of one parameter (dθ,), by one bootstrap filter of N states.
+
+    Raises:
+        ValueError: an argument of the wrong shape, or no state explains the observations.
+    """
     check_model(model)
     check_size("num_states", num_states, 1)
     theta = check_vector(theta, "theta", len(model.param_names), "/".join(model.param_names))
-    return float(log_evidences(model, theta[None], designs, ys, num_states, seeded_generator(seed, "evidence")))
+    value = float(log_evidences(model, theta[None], designs, ys, num_states, seeded_generator(seed, "evidence")))
+    if value <= LOG_FLOOR / 2:
+        raise ValueError(f"theta={theta.tolist()}: no state explains the observations; is it outside the prior's support?")
+    return value
 
 
 @torch.no_grad()
@@ -153,7 +160,7 @@ def log_evidences(
 def _axes(model: StateSpaceModel, grid: int | Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """One ascending axis per parameter, float64."""
     low, high = parameter_box(model.prior())
-    if isinstance(grid, Integral):
+    if grid is None or isinstance(grid, str | Real):
         check_size("grid", grid, 2)
         if not (low.isfinite() & high.isfinite()).all():
             raise ValueError(f"grid={grid}: the prior's box has no bounds, so give one axis for each of {model.param_names}")

@@ -14,6 +14,7 @@ Sources: Crisan and Míguez, Bernoulli 24 (2018); Liu and West (2001).
 """
 
 from collections.abc import Callable
+from numbers import Real
 
 import torch
 from torch.special import ndtr, ndtri
@@ -56,7 +57,7 @@ def liu_west(low: torch.Tensor, high: torch.Tensor, scale: float = 0.99) -> Kern
         high: (dθ,).
         scale: the shrinkage a in (0, 1); the closer to 1, the smaller the moves.
     """
-    if not 0 < scale < 1:
+    if not (isinstance(scale, Real) and 0 < scale < 1):
         raise ValueError(f"jitter_scale={scale!r}: the shrinkage of 'liu_west' must lie in (0, 1)")
 
     def move(theta: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -68,6 +69,19 @@ def liu_west(low: torch.Tensor, high: torch.Tensor, scale: float = 0.99) -> Kern
 
 
 JITTERS: dict[str, Callable[..., Kernel]] = {"paper": paper, "bernoulli": bernoulli, "liu_west": liu_west}
+
+
+def jittered(kernel: Kernel | None, theta: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """θ̄ (M, dθ) of a kernel, with its shape and precision checked; without a kernel θ itself."""
+    if kernel is None:
+        return theta
+    moved = kernel(theta, generator)
+    if moved.shape != theta.shape or moved.dtype != theta.dtype:
+        raise ValueError(
+            f"jitter: the kernel gave {moved.dtype} parameters of shape {tuple(moved.shape)}; "
+            f"expected {theta.dtype} and {tuple(theta.shape)}"
+        )
+    return moved
 
 
 def truncated_normal(
@@ -90,5 +104,5 @@ def truncated_normal(
 
 
 def _check_scale(scale: float) -> None:
-    if not 0 < scale < float("inf"):
+    if not (isinstance(scale, Real) and 0 < scale < float("inf")):
         raise ValueError(f"jitter_scale={scale!r}: the constant c of the variance c / M^(3/2) must be positive")

@@ -22,7 +22,7 @@ from numbers import Real
 
 import torch
 
-from labkit.filtering.jitter import JITTERS, Kernel
+from labkit.filtering.jitter import JITTERS, Kernel, jittered
 from labkit.filtering.resampling import RESAMPLERS
 from labkit.filtering.state_space import (
     LOG_FLOOR,
@@ -176,7 +176,7 @@ class NestedParticleFilter:
             self.x, self.t = x, self.t + 1
             return self._summary(self.theta, x, inner, outer, 0.0)
         y = check_observation(self.model, y)
-        theta = self.theta if self.jitter is None else self.jitter(self.theta, self._generator)
+        theta = jittered(self.jitter, self.theta, self._generator)
         x = transition(self.model, self.x, theta, design, self._generator)
         num_params, num_states = x.shape[:2]
         log_g = log_likelihood(self.model, y, x, design)  # ℓ (M, N)
@@ -209,13 +209,14 @@ class NestedParticleFilter:
 
     @torch.no_grad()
     def predict(self, design: torch.Tensor | None = None) -> torch.Tensor:
-        """One draw of the next states (M, N, dx) for the current parameters, weighted like them; the filter does not change.
+        """One draw of the next states (M, N, dx), equally weighted, of `snapshot`'s particles; the filter does not change.
 
         Args:
             design: (dξ,), where the model's states react to it.
         """
         design = None if design is None else check_design(self.model, design)
-        return transition(self.model, self.x, self.theta, design, self._generator.clone_state())
+        now = self.snapshot()
+        return transition(self.model, now.x, now.theta, design, self._generator.clone_state())
 
     def snapshot(self) -> Clouds:
         """The belief of now, equally weighted (a resampled copy where weights are carried); later steps do not change it."""

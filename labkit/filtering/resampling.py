@@ -44,7 +44,7 @@ def _cumulate(weights: torch.Tensor) -> torch.Tensor:
     """C (..., n) in float64, of weights that need not sum to one; its last entry, and every one after the last weight, is 1."""
     cumulated = weights.to(torch.float64).cumsum(-1)
     total = cumulated[..., -1:]
-    if bool((weights < 0).any()) or not bool(((total > 0) & total.isfinite()).all()):
+    if float(weights.amin()) < 0 or not bool(((total > 0) & total.isfinite()).all()):
         raise ValueError(
             f"weights of shape {tuple(weights.shape)}: expected finite weights >= 0 with a positive sum in each population"
         )

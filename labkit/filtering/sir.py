@@ -192,7 +192,10 @@ class TwoGroupSIR:
     @staticmethod
     def design_of_share(share: torch.Tensor | float) -> torch.Tensor:
         """ξ = logit p, clipped to |ξ| ≤ 6: the information may be greatest at the boundary, where the logit is infinite."""
-        return torch.as_tensor(share, dtype=torch.get_default_dtype()).logit().clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
+        share = torch.as_tensor(share, dtype=torch.get_default_dtype())
+        if not ((share >= 0) & (share <= 1)).all():
+            raise ValueError(f"share={share.tolist()}: expected numbers in [0, 1]")
+        return share.logit().clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
 
     def ode(self, theta: torch.Tensor, times: np.ndarray) -> np.ndarray:
         """The epidemic without noise, dx/dt = S a(x), by `scipy.integrate.solve_ivp`.

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.distributions import Independent, Normal, Uniform
 
-from labkit.filtering.state_space import check_fields, component_first
+from labkit.filtering.state_space import check_fields, check_size, component_first
 
 NOISES = {"paper": 1.0, "low_noise": 0.1}  # factor on the process noise's variance
 
@@ -192,6 +192,7 @@ class MovingSource:
 
             ½ Σ_j log(1 + s² F_j),   F = (Σ_t cos² φ_t, Σ_t sin² φ_t) Δt / q
         """
+        check_size("steps", steps, 0)
         heading = self.turn_rate * self.dt * np.arange(steps)
         low, high = self.prior_box
         variance = (high - low) ** 2 / 12

@@ -15,6 +15,7 @@ import math
 import threading
 import zlib
 from collections.abc import Iterator
+from functools import reduce
 from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,7 +73,8 @@ class StateSpaceModel(Protocol):
     def observation(self, x: torch.Tensor, design: torch.Tensor) -> Distribution:
         """g(· | x, ξ) for states (..., dx): batch shape that of x without dx, event shape (dy,).
 
-        `design` is (dξ,), or has leading dimensions that broadcast against those of x.
+        `design` is (dξ,), or has leading dimensions that broadcast against those of x. The support may depend on the state. A
+        law that torch validates must be possible at every finite state.
         """
 
     def sample_designs(self, n: int, generator: torch.Generator) -> torch.Tensor:
@@ -110,7 +112,7 @@ def sample(distribution: Distribution, generator: torch.Generator, shape: tuple[
     Returns:
         (*shape, *batch, *event).
     """
-    base = _base(distribution)
+    base = base_law(distribution)
     size = torch.Size(shape) + distribution.batch_shape + distribution.event_shape
     if isinstance(base, Poisson):
         return torch.poisson(base.rate.detach().expand(size), generator=generator)
@@ -127,28 +129,43 @@ def sample(distribution: Distribution, generator: torch.Generator, shape: tuple[
 def log_likelihood(model: StateSpaceModel, y: torch.Tensor, x: torch.Tensor, design: torch.Tensor) -> torch.Tensor:
     """log g(y | x, ξ) of one observation (dy,) at states (..., dx): (...), never NaN.
 
-    A density that is not finite (of a state that blew up, say) becomes −1e12.
+    It is −1e12 where the density is zero or not finite, and at states that are not finite, which the model is not asked about.
 
     Raises:
-        ValueError: y lies outside the support of the observation law, or the law has the wrong shape.
+        ValueError: y lies outside a support that is the same for all states, or the law has the wrong shape.
     """
+    if not x.sum().isfinite() and not (finite := x.isfinite().all(-1)).all():
+        value = x.new_full(finite.shape, LOG_FLOOR)
+        if finite.any():
+            value[finite] = log_likelihood(model, y, x[finite], design)
+        return value
     law = model.observation(x, design)
     if law.batch_shape != x.shape[:-1] or law.event_shape != (model.obs_dim,):
         raise ValueError(
             f"observation: {type(model).__name__}.observation has batch shape {tuple(law.batch_shape)}, event shape "
             f"{tuple(law.event_shape)} at states {tuple(x.shape)}; expected {tuple(x.shape[:-1])} and ({model.obs_dim},)"
         )
-    base = _base(law)
-    if not base.support.check(y).all():
+    base, supported = base_law(law), law.support.check(y)
+    if not supported.dim() and not supported:
         allowed = "whole numbers >= 0" if base.support is nonnegative_integer else f"values in {base.support}"
         raise ValueError(f"y={y.tolist()}: expected {allowed}")
     y = y.to(x.dtype)
     if isinstance(base, Poisson):  # whose own log_prob evaluates log y! again at every state
         log_rate = base.rate.clamp(min=RATE_FLOOR).log()
-        value = (log_rate * y - base.rate).sum(-1) - torch.lgamma(y + 1).sum()
+        value = reduce(torch.add, (log_rate * y - base.rate).unbind(-1)) - torch.lgamma(y + 1).sum()
     else:
-        value = law.log_prob(y)
+        value = log_density(law, y).to(x.dtype)
     return value.nan_to_num(LOG_FLOOR, LOG_FLOOR, LOG_FLOOR)
+
+
+def log_density(law: Distribution, y: torch.Tensor) -> torch.Tensor:
+    """`law.log_prob(y)`, but −1e12 outside the law's support, where torch raises an error for all of y."""
+    supported = law.support.check(y)
+    if supported.all():
+        return law.log_prob(y)
+    within = sample(law, seeded_generator(0, "within")).detach()
+    inside = supported.reshape(*supported.shape, *[1] * len(law.event_shape))
+    return law.log_prob(y.where(inside, within)).where(supported, LOG_FLOOR)
 
 
 def component_first(values: torch.Tensor, dims: int) -> torch.Tensor:
@@ -164,12 +181,12 @@ def component_first(values: torch.Tensor, dims: int) -> torch.Tensor:
 def transition(
     model: StateSpaceModel, x: torch.Tensor, theta: torch.Tensor, design: torch.Tensor | None, generator: torch.Generator
 ) -> torch.Tensor:
-    """`model.transition`, with its result checked: (M, N, dx) in, (M, N, dx) out."""
+    """`model.transition`, with its result checked: (M, N, dx) in, (M, N, dx) of the same precision out."""
     moved = model.transition(x, theta, design, generator)
-    if moved.shape != x.shape:
+    if moved.shape != x.shape or moved.dtype != x.dtype:
         raise ValueError(
-            f"transition: {type(model).__name__}.transition gave states of shape {tuple(moved.shape)}; "
-            f"expected {tuple(x.shape)}"
+            f"transition: {type(model).__name__}.transition gave {moved.dtype} states of shape {tuple(moved.shape)}; "
+            f"expected {x.dtype} and {tuple(x.shape)}"
         )
     return moved
 
@@ -218,7 +235,7 @@ def simulate(
     return torch.stack(states), torch.stack(observations)
 
 
-def _base(distribution: Distribution) -> Distribution:
+def base_law(distribution: Distribution) -> Distribution:
     """The law inside `Independent`."""
     while isinstance(distribution, Independent):
         distribution = distribution.base_dist
@@ -227,6 +244,8 @@ def _base(distribution: Distribution) -> Distribution:
 
 def check_model(model: StateSpaceModel) -> None:
     """Refuse, by name, what a model lacks or gets wrong: attributes, prior, and the shape of its first states."""
+    if isinstance(model, type):
+        raise ValueError(f"model: {model.__name__} is a class; expected an instance of it, such as {model.__name__}()")
     kind = type(model).__name__
     missing = [name for name in _MEMBERS if not hasattr(model, name)]
     if missing:
@@ -325,7 +344,10 @@ def check_size(name: str, value: Any, least: int) -> None:
 
 
 def _as_floating(value: Any, name: str) -> torch.Tensor:
-    value = torch.as_tensor(value)
+    try:
+        value = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name}={value!r}: expected numbers") from error
     if value.dtype in (torch.float16, torch.bfloat16):
         raise ValueError(f"{name} is {value.dtype}: log-likelihoods need single precision, give {name}.float()")
     if value.is_complex():

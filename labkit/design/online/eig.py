@@ -36,14 +36,17 @@ import numpy as np
 import torch
 from scipy.special import pdtr, pdtrc
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal, Poisson
+from torch.distributions import Binomial, Distribution, Normal, Poisson
 
 from labkit.design.estimates import EIGEstimate
+from labkit.filtering.jitter import jittered
 from labkit.filtering.nested import Clouds
 from labkit.filtering.state_space import (
     LOG_FLOOR,
     StateSpaceModel,
+    base_law,
     check_designs,
+    log_density,
     sample,
     seeded_generator,
     transition,
@@ -88,13 +91,14 @@ def eig(
         `value` (K,) in nats; `stderr` (K,) over the L observations, or over the M parameters for the exact sums.
 
     Raises:
-        ValueError: an argument is not as above, the method does not fit the model, or the lattice is too large.
+        ValueError: an argument is not as above, the method does not fit the model, the lattice is too large, or a state one
+            step ahead is not finite.
     """
     if method not in METHODS:
         raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
-    designs, halves = check(belief, designs, jackknife, num_obs if method == "nested" else None)
+    designs, halves = check(belief, designs, jackknife, num_obs if method == "nested" else 1)
     ahead = predict(belief, designs[0], seed, halves)
-    moving = len(designs) > 1 and moves_states(belief, designs[0])
+    moving = len(designs) > 1 and moves_states(belief, designs)
     terms = []
     for design in designs:
         if moving:
@@ -108,23 +112,27 @@ def eig(
 
 def nested_terms(belief: Clouds, design: Tensor, *, num_obs: int = 200, jackknife: bool = False, seed: int = 0) -> Tensor:
     """The summands (L,) of (2), in nats, at one design (dξ,); their mean is the value of `eig(..., method="nested")`."""
-    (design,), halves = check(belief, design[None], jackknife, num_obs)
+    (design,), halves = check(belief, torch.as_tensor(design)[None], jackknife, num_obs)
     return _sampled(belief.model, predict(belief, design, seed, halves), design, num_obs, seed)
 
 
-def check(belief: Clouds, designs: Tensor, jackknife: bool, num_obs: int | None) -> tuple[Tensor, int]:
+def check(belief: Clouds, designs: Tensor, jackknife: bool, num_obs: int) -> tuple[Tensor, int]:
     """Refuse what no estimator can work on.
 
     Returns:
         The designs (K, dξ) in the precision of the clouds, and the number H of parts of each cloud.
     """
+    if not all(hasattr(belief, name) for name in ("model", "theta", "x", "jitter")):
+        raise ValueError(f"belief: expected a NestedParticleFilter or its Clouds, got {type(belief).__name__}")
     M, N, _ = belief.x.shape
+    if len(belief.theta) != M:
+        raise ValueError(f"belief: theta has {len(belief.theta)} rows and x has {M} clouds: expected the same M")
     if belief.x.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"belief.x of {belief.x.dtype}: expected torch.float32 or torch.float64")
     if jackknife and N % 2:
         raise ValueError(f"N={N} states per parameter: the jackknife halves every cloud, expected an even number")
     whole = isinstance(num_obs, Integral) and not isinstance(num_obs, bool)
-    if num_obs is not None and not (whole and 1 <= num_obs <= M * N):
+    if not (whole and 1 <= num_obs <= M * N):
         raise ValueError(f"num_obs={num_obs!r}: expected an int from 1 to M·N = {M * N}, for no state is observed twice")
     return check_designs(belief.model, designs, belief.x.dtype), 2 if jackknife else 1
 
@@ -154,20 +162,31 @@ def predict(belief: Clouds, design: Tensor, seed: int, halves: int) -> Ahead:
     if halves == 2:  # resampling leaves copies of a state side by side, in one half
         order = torch.rand(x.shape[:2], generator=seeded_generator(seed, "eig shuffle")).argsort(1)
         x = x.take_along_dim(order[..., None], 1)
-    outer = transition(model, x, theta, design, seeded_generator(seed, "eig move"))
+    outer = _moved(model, x, theta, design, seed)
     if belief.jitter is None:
         return Ahead(x, theta, theta, outer, outer, halves)
-    jittered = belief.jitter(theta, seeded_generator(seed, "eig jitter"))
-    inner = transition(model, x, jittered, design, seeded_generator(seed, "eig move"))
-    return Ahead(x, theta, jittered, outer, inner, halves)
+    near = jittered(belief.jitter, theta, seeded_generator(seed, "eig jitter"))
+    return Ahead(x, theta, near, outer, _moved(model, x, near, design, seed), halves)
 
 
-def moves_states(belief: Clouds, design: Tensor) -> bool:
-    """Whether f depends on the design, as two clouds show that move by the same random numbers at two designs."""
-    x, theta = belief.x[:2], belief.theta[:2]
+def _moved(model: StateSpaceModel, x: Tensor, theta: Tensor, design: Tensor, seed: int) -> Tensor:
+    """States one step ahead (M, N, dx), all finite."""
+    moved = transition(model, x, theta, design, seeded_generator(seed, "eig move"))
+    if not moved.sum().isfinite() and not (finite := moved.isfinite()).all():
+        raise ValueError(
+            f"transition: {type(model).__name__}.transition gave {int((~finite).any(-1).sum())} of {finite[..., 0].numel()} "
+            f"states that are not finite; clip them there"
+        )
+    return moved
+
+
+def moves_states(belief: Clouds, designs: Tensor) -> bool:
+    """Whether f depends on the design, as eight clouds or more show that move by the same random numbers at each (K, dξ)."""
+    few = slice(None, None, max(len(belief.theta) // 8, 1))
+    x, theta = belief.x[few], belief.theta[few]
     with torch.no_grad():
-        here, there = (transition(belief.model, x, theta, at, seeded_generator(0, "eig move")) for at in (design, design + 1))
-    return not torch.equal(here, there)
+        moved = [transition(belief.model, x, theta, at, seeded_generator(0, "eig move")) for at in designs]
+    return any(not torch.equal(moved[0], other) for other in moved[1:])
 
 
 def observe(ahead: Ahead, num_obs: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -285,7 +304,7 @@ def density_means(
         log L̂ (L, H) and log Ẑ (L, H).
     """
     log_own, log_all = (  # (L, N) and (L, MN)
-        model.observation(x, design).log_prob(y[:, None]).nan_to_num(LOG_FLOOR, LOG_FLOOR, LOG_FLOOR)
+        log_density(model.observation(x, design), y[:, None]).to(x.dtype).nan_to_num(LOG_FLOOR, LOG_FLOOR, LOG_FLOOR)
         for x in (ahead.outer[m], ahead.inner.flatten(0, 1))
     )
     if shifts is not None:
@@ -326,21 +345,28 @@ def _summed(model: StateSpaceModel, ahead: Ahead, design: Tensor, method: str) -
 
 def _coordinates(law: Distribution, shape: tuple[int, ...], method: str) -> Distribution:
     """The law of the single coordinates of y, batch shape (M, N, dy), if they are independent and fit the method."""
-    while isinstance(law, Independent):
-        law = law.base_dist
-    name = type(law).__name__
-    fits = law.batch_shape == shape and not law.event_shape
-    if method == "enumerate" and not (fits and (isinstance(law, Poisson) or law.has_enumerate_support)):
-        raise ValueError(f"method='enumerate': expected independent observations with countable values, got {name}")
     if method == "quadrature" and shape[-1] > 2:
         raise ValueError(f"method='quadrature': the model has dy = {shape[-1]} observations, expected at most 2")
-    if method == "quadrature" and not (fits and isinstance(law, Normal)):
-        raise ValueError(f"method='quadrature': expected independent Gaussian observations, got {name}")
-    return law
+    if summable(law, shape) != method:
+        kind = "observations with countable values" if method == "enumerate" else "Gaussian observations"
+        raise ValueError(f"method={method!r}: expected independent {kind}, got {type(base_law(law)).__name__}")
+    return base_law(law)
+
+
+def summable(law: Distribution, shape: tuple[int, ...]) -> str | None:
+    """The exact method that fits a law with independent coordinates, (..., dy) of them; None if none does."""
+    law = base_law(law)
+    if law.batch_shape != shape or law.event_shape:
+        return None
+    if isinstance(law, Normal):
+        return "quadrature" if shape[-1] <= 2 else None
+    return "enumerate" if isinstance(law, Poisson) or law.has_enumerate_support else None
 
 
 def lattice(law: Distribution, j: int) -> tuple[float, float, int]:
     """Start, spacing and number of the lattice's values of y_j, around all states' laws."""
+    if isinstance(law, Binomial):  # whose number of trials may depend on the state
+        return 0.0, 1.0, int(law.total_count[..., j].max()) + 1
     if not isinstance(law, Normal | Poisson):
         return 0.0, 1.0, len(law.enumerate_support(expand=False))
     mean, scale = law.mean.detach()[..., j], law.stddev.detach()[..., j]
@@ -374,6 +400,9 @@ def _factor(law: Distribution, j: int, axis: tuple[float, float, int], rows: sli
         centre = float(rate.detach().mean())
         states = [(rate / centre).log(), centre - rate, torch.ones_like(rate)]
         values = [y, torch.ones_like(y), y * math.log(centre) - centre - torch.lgamma(y + 1)]
+    elif isinstance(law, Binomial):
+        part = Binomial(law.total_count[rows, :, j], logits=law.logits[rows, :, j], validate_args=False)
+        return log_density(part, y.to(part.logits.dtype)[:, None, None]).exp().movedim(0, -1)
     else:
         every = law.enumerate_support(expand=False)  # (Y, 1, 1, 1)
         return law.log_prob(every).exp()[:, rows, :, j].movedim(0, -1)

@@ -68,17 +68,17 @@ def highest_density(points: np.ndarray, box: tuple[float, float], size: int = 32
     Returns:
         x (size,), y (size,) and the mass (size, size), rows along y.
     """
-    n = len(points)
+    n, centre = len(points), points.mean(0)
     covariance = np.cov(points.T) + 1e-8 * np.eye(2)
     width = 1.3 * n ** (-1 / 6)
     reach = 2.5 * width * np.sqrt(np.diag(covariance))
     low, high = np.maximum(points.min(0) - reach, box[0]), np.minimum(points.max(0) + reach, box[1])
     x, y = (np.linspace(low[i], high[i], size) for i in (0, 1))
     whiten = np.linalg.inv(np.linalg.cholesky(width**2 * covariance)).T
-    grid = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2) @ whiten
-    cloud = points @ whiten
+    grid = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2) - centre
+    grid, cloud = ((values @ whiten).astype(np.float32) for values in (grid, points - centre))
     distance = (grid**2).sum(1)[:, None] + (cloud**2).sum(1) - 2 * grid @ cloud.T  # (size², n)
-    density = np.exp(-distance / 2).sum(1)
+    density = np.exp(-distance / 2).sum(1, dtype=float)
     order = np.argsort(-density)
     mass = np.empty_like(density)
     mass[order] = density[order].cumsum() / density.sum()
@@ -158,7 +158,8 @@ def playback() -> go.Figure:
             line = dict(color=theme.ROLE[colour].colour, width=1.6)
             figure.add_contour(meta=f"{side}/region{group}", contours=levels, line=line, showscale=False, **here)
         mark = dict(symbol="x-thin", size=9, line=dict(color="black", width=2.2))
-        figure.add_scatter(meta=f"{side}/rates", mode="markers", marker=mark, **here)
+        number = dict(mode="markers+text", text=["1", "2"], textposition="top right", textfont=dict(color="black", size=12))
+        figure.add_scatter(meta=f"{side}/rates", marker=mark, **number, **here)
 
     for side, role in SIDES.items():
         figure.add_scatter(meta=f"{side}/curve", mode="lines", line=theme.line(role), showlegend=False, **_at(3))
@@ -352,15 +353,20 @@ def source_playback() -> go.Figure:
     for number in (1, 2):
         equal = dict(scaleanchor=f"x{number if number > 1 else ''}", constrain="domain")
         _axis(figure, "y", number).update(**equal, showticklabels=number == 1)
-        _axis(figure, "x", number).update(constrain="domain", title_text="east")
+        _axis(figure, "x", number).update(constrain="domain", title_text="east (length)")
     for number in (3, 4, 7):
         _axis(figure, "x", number).title.text = "step"
-    for number, title in ((1, "north"), (3, "log intensity"), (5, "velocity north"), (7, "EIG so far (nats)")):
+    for number, title in (
+        (1, "north (length)"),
+        (3, "log intensity"),
+        (5, "velocity north (length/time)"),
+        (7, "EIG so far (nats)"),
+    ):
         _axis(figure, "y", number).title.text = title
     for number in (4, 6):
         _axis(figure, "y", number).update(matches=f"y{number - 1}", showticklabels=False)
     for number in (5, 6):
-        _axis(figure, "x", number).update(title_text="velocity east", range=(0.48, 1.52), tickvals=(0.5, 1, 1.5))
+        _axis(figure, "x", number).update(title_text="velocity east (length/time)", range=(0.48, 1.52), tickvals=(0.5, 1, 1.5))
         _axis(figure, "y", number).update(range=(0.48, 1.52), tickvals=(0.5, 1, 1.5))
     titles = zip((0.24, 0.76), (NAMES["adam"], NAMES["random"]), SIDES.values(), strict=True)
     figure.layout.annotations = [_headline(x, text, role) for x, text, role in titles]
@@ -624,7 +630,7 @@ def ascent() -> go.Figure:
 
 
 def comparison() -> go.Figure:
-    """Policies in one setting: a metric with its 95 % interval, and the paired difference to the first policy.
+    """Policies in one setting: a metric with its 95 % interval (Student's t), and the paired difference to the first policy.
 
     Traces `values` and `differences`; see `draw_comparison`.
     """
@@ -650,7 +656,7 @@ def draw_comparison(figure, summary, pairs, metric: str) -> None:
     traces = keyed(figure)
     label = {policy: f"{NAMES[policy]} ({seeds})" for policy, seeds in zip(summary["policy"], summary["seeds"], strict=True)}
     for number, name, rows, policies in ((1, "values", summary, "policy"), (2, "differences", pairs, "second")):
-        half = 1.96 * rows[f"{metric}_stderr"].fillna(0)
+        half = (interval_factor(rows["seeds"]) * rows[f"{metric}_stderr"]).fillna(0)
         traces[name].update(
             x=rows[metric],
             y=[label[policy] for policy in rows[policies]],
@@ -666,6 +672,11 @@ def draw_comparison(figure, summary, pairs, metric: str) -> None:
     _axis(figure, "x", 2).title.text = f"{NAMES[pairs['first'].iloc[0]]} − policy"
     order = list(label.values())[::-1]
     _axis(figure, "y", 1).update(categoryorder="array", categoryarray=order, range=(-0.6, len(order) - 0.4))
+
+
+def interval_factor(runs):
+    """Standard errors to either side of a mean of `runs` values that make a 95 % interval, by Student's t; NaN for one run."""
+    return special.stdtrit(runs - 1, 0.975)
 
 
 def cost(methods) -> go.Figure:

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.distributions import Independent, Normal
+from torch.distributions import Normal
 
 from labkit.design.estimates import EIGEstimate
 from labkit.design.online.eig import (
@@ -43,7 +43,7 @@ from labkit.design.online.eig import (
     statistics,
 )
 from labkit.filtering.nested import Clouds
-from labkit.filtering.state_space import StateSpaceModel, check_design
+from labkit.filtering.state_space import StateSpaceModel, base_law, check_design, seeded_generator
 
 ESTIMATORS = ("score", "pathwise")
 
@@ -182,12 +182,11 @@ def _prepare(
         raise ValueError(f"estimator={estimator!r}: expected one of {', '.join(ESTIMATORS)}")
     design = check_design(model, design, belief.x.dtype).detach()
     _, halves = check(belief, design[None], jackknife, num_obs)
-    law = model.observation(belief.x[0], design)
-    while isinstance(law, Independent):
-        law = law.base_dist
+    law = base_law(model.observation(belief.x[0], design))
     if estimator == "pathwise" and not isinstance(law, Normal):
         raise ValueError(f"estimator='pathwise': expected Gaussian observations, got {type(law).__name__}; take 'score'")
-    moving = moves_states(belief, design)
+    others = model.sample_designs(2, seeded_generator(0, "other designs")).to(design.dtype)
+    moving = moves_states(belief, torch.cat([design[None], others]))
     if moving and not hasattr(model, "transition_log_prob"):
         raise ValueError(
             f"model: {type(model).__name__}.transition depends on the design; the gradient then needs "

@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from labkit.atomic import replacing
 from labkit.design.online.eig import eig
-from labkit.design.online.policies import Policy, candidate_designs, exact_method
+from labkit.design.online.policies import Policy, candidate_designs, enough, exact_method
 from labkit.filtering.nested import NestedParticleFilter
 from labkit.filtering.state_space import (
     StateSpaceModel,
     check_design,
+    check_model,
     check_size,
     check_truth,
     reveal,
@@ -90,14 +92,20 @@ class OnlineTrace:
         return f"OnlineTrace(policy={self.policy!r}, seed={self.seed}, T={len(self)}, tEIG={self.eig_jackknife.sum():.3g} nats)"
 
     def save(self, path: Path) -> None:
-        """Write a compressed `.npz`: particles in float16, quantiles and gains in float32, no pickle."""
+        """Write a compressed `.npz` at exactly this path, no pickle.
+
+        Particles are in float16 where its range (±65504) holds them, else in float32 as quantiles and gains are.
+        """
         arrays = {}
         for item in fields(self):
             value = np.asarray(getattr(self, item.name))
             if value.dtype == np.float64 and item.name != "log_evidence":
                 value = value.astype(np.float32)
-            arrays[item.name] = value.astype(np.float16) if item.name.endswith("_cloud") else value
-        np.savez_compressed(path, **arrays)
+            if item.name.endswith("_cloud") and np.abs(value).max(initial=0) <= np.finfo(np.float16).max:
+                value = value.astype(np.float16)
+            arrays[item.name] = value
+        with replacing(path) as partial, partial.open("wb") as file:
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> "OnlineTrace":
@@ -149,12 +157,12 @@ def online_steps(
     Args:
         model: what is observed, and what the filter believes.
         policy: names the design of each step; see `labkit.design.online.policies`.
-        steps: length T.
+        steps: length T ≥ 1.
         seed: of everything random; policies compare at the same seed.
         theta: true parameters (dθ,); None is the model's own `truth`, "prior" draws them.
-        num_params, num_states: M and N of the nested filter.
+        num_params, num_states: M and N of the nested filter; N must be even, for the jackknife.
         filter_kwargs: its other arguments, such as `jitter`.
-        curve: also store the gain of that many candidate designs at each step.
+        curve: also store the gain of that many candidate designs, ≥ 2, at each step.
 
     Yields:
         The trace so far, after each step.
@@ -163,36 +171,55 @@ def online_steps(
         ValueError: an argument out of range; the message names it.
     """
     check_size("steps", steps, 1)
+    check_size("num_states", num_states, 2)
+    if num_states % 2:
+        raise ValueError(f"num_states={num_states}: the jackknife halves every cloud, expected an even number")
+    if curve is not None:
+        check_size("curve", curve, 2)
+    if not callable(policy) or isinstance(policy, type):
+        raise ValueError(f"policy={policy!r}: expected a policy, such as RandomPolicy()")
+    check_model(model)
     theta = _truth(model, theta, seed)
     truth, choice, shown = truth_generator(seed), seeded_generator(seed, "policy"), seeded_generator(seed, "shown")
     fresh = seeded_generator(seed, "gain")
     x = model.initial(theta[None], 1, truth)[0, 0]
     belief = NestedParticleFilter(model, num_params, num_states, seed=seed, **filter_kwargs or {})
     curve_designs = candidate_designs(model, curve) if curve else torch.empty(0, model.design_dim)
-    rows = {item.name: [] for item in fields(OnlineTrace) if item.name not in _HEADER}
+    columns: dict[str, np.ndarray] = {}
     num_nonfinite = 0
 
-    def look() -> None:
-        rows["states"].append(x)
-        rows["theta_cloud"].append(_some(clouds.theta, shown))
-        rows["position_cloud"].append(_some(clouds.x.flatten(0, 1), shown))
+    def note(row: int, length: int, values: dict[str, Tensor | float]) -> None:
+        """Write one row of some columns; made for all steps at once, a column is never copied."""
+        for name, value in values.items():
+            value = np.asarray(value)
+            if name not in columns:
+                columns[name] = np.empty((length, *value.shape), value.dtype)
+            columns[name][row] = value
+
+    def look(row: int) -> None:
+        particles = {"theta_cloud": _some(clouds.theta, shown), "position_cloud": _some(clouds.x.flatten(0, 1), shown)}
+        note(row, steps + 1, {"states": x} | particles)
 
     clouds = belief.snapshot()
-    look()
+    look(0)
     for t in range(steps):
         start = time.process_time()
         design = policy(clouds, None, steps - t, choice)
         seconds = time.process_time() - start
         design = check_design(model, design)
-        key = {"method": exact_method(clouds), "seed": int(torch.randint(2**31, (), generator=fresh))}
+        key = {
+            "method": exact_method(clouds),
+            "num_obs": enough(clouds),
+            "seed": int(torch.randint(2**31, (), generator=fresh)),
+        }
         plain, debiased = (eig(clouds, design[None], jackknife=jackknife, **key) for jackknife in (False, True))
         gains = eig(clouds, curve_designs, jackknife=True, **key).value if curve else torch.empty(0)
         ahead = sample(model.observation(belief.predict(design), design), shown)
         x, y = reveal(model, theta, x, design, truth)
         filtered = belief.step(design, y)
         clouds = belief.snapshot()
-        look()
-        for name, value in {
+        look(t + 1)
+        row = {
             "designs": design,
             "observations": y,
             "predicted": _quantiles(ahead.flatten(0, -2)),
@@ -207,29 +234,27 @@ def online_steps(
             "eig_jackknife": debiased.value[0],
             "curve": gains,
             "seconds": seconds,
-        }.items():
-            rows[name].append(value)
+        }
+        note(t, steps, row)
         num_nonfinite += plain.num_nonfinite + debiased.num_nonfinite
-        arrays = {name: np.stack([np.asarray(value) for value in column]) for name, column in rows.items()}
         yield OnlineTrace(
             policy=getattr(policy, "name", type(policy).__name__),
             seed=seed,
             theta=theta.numpy(),
             curve_designs=curve_designs.numpy(),
             num_nonfinite=num_nonfinite,
-            **arrays,
+            **{name: column[: len(column) - steps + t + 1] for name, column in columns.items()},
         )
 
 
-_HEADER = ("policy", "seed", "theta", "curve_designs", "num_nonfinite")
-
-
 def _truth(model: StateSpaceModel, theta: Tensor | str | None, seed: int) -> Tensor:
-    if not isinstance(theta, str):
-        return check_truth(model, model.truth if theta is None else theta)
-    if theta != "prior":
-        raise ValueError(f"theta={theta!r}: expected None, 'prior' or a tensor ({len(model.param_names)},)")
-    return sample(model.prior(), seeded_generator(seed, "true parameters"))
+    if isinstance(theta, str):
+        if theta != "prior":
+            raise ValueError(f"theta={theta!r}: expected None, 'prior' or a tensor ({len(model.param_names)},)")
+        return sample(model.prior(), seeded_generator(seed, "true parameters")).to(torch.float32)
+    if theta is None and not hasattr(model, "truth"):
+        raise ValueError(f"theta=None: {type(model).__name__} has no `truth`; give a tensor, or 'prior' to draw it")
+    return check_truth(model, model.truth if theta is None else theta)
 
 
 def _some(cloud: Tensor, generator: torch.Generator) -> Tensor:

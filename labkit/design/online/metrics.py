@@ -20,7 +20,7 @@ from torch.distributions import MultivariateNormal
 from labkit.design.online.loop import OnlineTrace
 from labkit.filtering.grid import evidence, grid_posterior, log_evidences
 from labkit.filtering.nested import NestedParticleFilter
-from labkit.filtering.state_space import StateSpaceModel, seeded_generator, steps
+from labkit.filtering.state_space import StateSpaceModel, check_size, seeded_generator, steps
 
 
 def information(
@@ -115,9 +115,10 @@ def importance_posterior(
     Args:
         designs: (T, dξ).
         ys: (T, dy).
-        draws: of the last round, with bootstrap filters of `num_states` states; the two before make do with half of either.
+        draws: ≥ 20 of the last round, by bootstrap filters of `num_states` states; the two before make do with half of it.
         seed: of all of it.
     """
+    check_size("draws", draws, 20)
     prior, generator = model.prior(), seeded_generator(seed, "importance")
     guide = NestedParticleFilter(model, draws, 50, seed=seed)
     for design, y in steps(designs, ys):

@@ -19,11 +19,19 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from labkit.design.online.eig import eig
-from labkit.design.online.gradient import eig_grad
+from labkit.design.online.eig import eig, summable
+from labkit.design.online.gradient import ESTIMATORS, eig_grad
 from labkit.filtering.grid import grid_posterior
 from labkit.filtering.nested import Clouds, NestedParticleFilter
-from labkit.filtering.state_space import StateSpaceModel, check_designs, sample, seeded_generator, simulate
+from labkit.filtering.state_space import (
+    StateSpaceModel,
+    check_design,
+    check_designs,
+    check_size,
+    sample,
+    seeded_generator,
+    simulate,
+)
 
 Policy = Callable[[Clouds, None, int, torch.Generator], Tensor]
 
@@ -34,8 +42,7 @@ def _key(generator: torch.Generator) -> int:
 
 def candidate_designs(model: StateSpaceModel, size: int) -> Tensor:
     """A fixed set of designs (size, dξ) to choose from: evenly spaced shares for an SIR model, else random designs."""
-    if size < 2:
-        raise ValueError(f"size={size}: expected at least 2 designs")
+    check_size("size", size, 2)
     if hasattr(model, "design_of_share"):
         return model.design_of_share(torch.linspace(0, 1, size)).reshape(size, model.design_dim)
     designs = model.sample_designs(size, seeded_generator(0, "candidates"))
@@ -45,10 +52,13 @@ def candidate_designs(model: StateSpaceModel, size: int) -> Tensor:
 def exact_method(belief: Clouds) -> str:
     """The estimator of `eig` with the least noise that the model's observations allow: "enumerate", "quadrature", "nested"."""
     model = belief.model
-    law = model.observation(belief.x[0, 0], torch.zeros(model.design_dim))
-    if law.support.is_discrete:
-        return "enumerate"
-    return "quadrature" if model.obs_dim <= 2 else "nested"
+    design = check_design(model, model.sample_designs(1, seeded_generator(0, "candidates"))[0])
+    return summable(model.observation(belief.x[0, :1], design), (1, model.obs_dim)) or "nested"
+
+
+def enough(belief: Clouds) -> int:
+    """Simulated observations for `eig`: its default of 200, or as many as there are states."""
+    return min(200, belief.x[..., 0].numel())
 
 
 @dataclass(frozen=True)
@@ -107,14 +117,14 @@ def best_static(
 
     Args:
         designs: candidates (K, dξ).
-        steps: length T of an experiment.
-        runs: simulated experiments per candidate.
+        steps: length T ≥ 1 of an experiment.
+        runs: simulated experiments per candidate, ≥ 1.
         grid, num_states: of the reference posterior; see `grid_posterior` (at most three parameters).
         seed: of the experiments; the runs of `run_online` draw from other streams.
     """
     designs = check_designs(model, designs)
-    if runs < 1:
-        raise ValueError(f"runs={runs}: expected at least 1")
+    check_size("steps", steps, 1)
+    check_size("runs", runs, 1)
     rows = []
     for run in tqdm(range(runs), desc="best static design", unit="run", disable=not progress):
         theta = sample(model.prior(), seeded_generator(1000 * seed + run, "best static"))
@@ -162,11 +172,14 @@ class GridPolicy:
     jackknife: bool = False
     name: str = "grid"
 
+    def __post_init__(self) -> None:
+        check_size("size", self.size, 2)
+
     @torch.no_grad()
     def __call__(self, belief: Clouds, state: None, remaining: int, generator: torch.Generator) -> Tensor:
         designs = candidate_designs(belief.model, self.size) if self.designs is None else self.designs
-        gain = eig(belief, designs, method=exact_method(belief), jackknife=self.jackknife, seed=_key(generator))
-        return designs[gain.value.argmax()]
+        options = {"method": exact_method(belief), "num_obs": enough(belief), "jackknife": self.jackknife}
+        return designs[eig(belief, designs, **options, seed=_key(generator)).value.argmax()]
 
 
 @dataclass(frozen=True)
@@ -207,6 +220,7 @@ def adam_ascent(
     Yields:
         One `AscentStep` per key.
     """
+    _check_ascent(estimator)
     point = design.detach().clone()
     optimiser = torch.optim.Adam([point], lr=lr, betas=(0.9, 0.999), eps=1e-6, maximize=True)
     for seed in seeds:
@@ -224,11 +238,19 @@ def adam_ascent(
         yield AscentStep(before, value, point.grad.clone(), point.clone())
 
 
+def _check_ascent(estimator: str) -> None:
+    if estimator not in (*ESTIMATORS, "exact"):
+        raise ValueError(f"estimator={estimator!r}: expected one of {', '.join(ESTIMATORS)}, exact")
+
+
 def _exact_gradient(belief: Clouds, design: Tensor, jackknife: bool, seed: int) -> tuple[float, Tensor]:
     """Gain and gradient (dξ,) summed over all observations instead of a sample of them."""
     with torch.enable_grad():
         at = design.clone().requires_grad_()
-        gain = eig(belief, at[None], method=exact_method(belief), jackknife=jackknife, seed=seed).value[0]
+        method = exact_method(belief)
+        if method == "nested":
+            raise ValueError("estimator='exact': expected counts or one or two Gaussian observations; take 'score'")
+        gain = eig(belief, at[None], method=method, jackknife=jackknife, seed=seed).value[0]
         (grad,) = torch.autograd.grad(gain, at)
     return float(gain.detach()), grad.nan_to_num(0, 0, 0)
 
@@ -258,10 +280,10 @@ class AdamPolicy:
     jackknife: bool = False
     name: str = "adam"
 
-    def __post_init__(self):
-        for field_name in ("warm_starts", "warm_steps", "steps"):
-            if getattr(self, field_name) < 1:
-                raise ValueError(f"{field_name}={getattr(self, field_name)}: expected at least 1")
+    def __post_init__(self) -> None:
+        for field_name in ("warm_starts", "warm_steps", "steps", "num_obs"):
+            check_size(field_name, getattr(self, field_name), 1)
+        _check_ascent(self.estimator)
 
     @classmethod
     def sir(cls, **options) -> "AdamPolicy":

@@ -24,6 +24,7 @@ from labkit.theme import fmt, percent
 Stored = Callable[[str, str], OnlineTrace]
 
 CANDIDATES = 17  # shares among which a new run chooses
+FEW = 6  # pairs of runs below which no difference is called clear
 _KEPT = 8  # new runs in memory
 
 
@@ -76,9 +77,11 @@ def playback(stored: Stored = experiment.stored_trace, step: int = 90) -> Panel:
         pair = finished.get(key) or (result if result.key == key else at_rest(setting, other))
         task = experiment.SETTINGS[setting]
         length = len(pair.policy.designs)
-        t = min(step, length) if length == task.steps else length  # a run that is under way shows its front
+        t = min(step, length)
         figures.draw_playback(figure, pair.policy, pair.other, task, t, compartment)
         words = _step_in_words(pair, task, t)
+        if step > length:
+            words = f"{words} (This run has come to step {length} only.)"
         return words if pair.key == key else f"{words} (Seed {pair.key[2]}: press <b>Run this seed</b> for seed {seed}.)"
 
     first = at_rest("seeded", beside["seeded"][0])
@@ -89,13 +92,14 @@ def playback(stored: Stored = experiment.stored_trace, step: int = 90) -> Panel:
     clock = Playback(len(first.policy.designs) + 1, description="Step", interval=250, value=step)
 
     def offer(change: Mapping) -> None:
+        panel.cancel()  # else its progress would pass for that of the epidemic shown
         trace = trace_of(change["new"], designed[change["new"]])
         rival.options = _named(beside[change["new"]])
         luck.max = max(29, trace.seed)
         luck.value, clock.frames = trace.seed, len(trace.designs) + 1
 
     epidemic.observe(offer, "value")  # before the panel looks at it
-    return Panel(
+    panel = Panel(
         "playback",
         figure=figures.playback(),
         compute=compute,
@@ -110,10 +114,11 @@ def playback(stored: Stored = experiment.stored_trace, step: int = 90) -> Panel:
         },
         caption="Dots: positives of each step, scaled up to the group. Shading: what each share promised about then, darkest "
         "at the best. Look how the best share moves with the epidemic, and who follows. Below: rates that are still credible, "
-        "50 and 90 %; crosses are the true ones.",
+        "50 and 90 %; crosses are the true ones, with the number of their group.",
         start="Run this seed",
         initial=first,
     )
+    return panel
 
 
 def _named(policies: list[str]) -> list[tuple[str, str]]:
@@ -158,9 +163,10 @@ def source_playback(stored: Stored = experiment.stored_trace, step: int = 30) ->
         plain = policy.eig[:step].sum()
         name = figures.NAMES[other]
         return (
-            f"Step <b>{step}</b> of {task.steps}: the sensors look along {angles.replace('-', '−')}. Mean distance to the "
-            f"source <b>{fmt(gaps[0], 2)}</b>, {name} {fmt(gaps[1], 2)}. Expected information <b>{fmt(gains[0], 2)}</b> nats, "
-            f"{name} {fmt(gains[1], 2)}; without the jackknife {fmt(plain, 2)}. At most {bound} can be had by the end."
+            f"Step <b>{step}</b> of {task.steps}: the sensors look along {angles.replace('-', '−')} (0° is east, 90° north). "
+            f"Mean distance to the source <b>{fmt(gaps[0], 2)}</b>, {name} {fmt(gaps[1], 2)}. Expected information "
+            f"<b>{fmt(gains[0], 2)}</b> nats, {name} {fmt(gains[1], 2)}; without the jackknife {fmt(plain, 2)}. At most "
+            f"{bound} can be had by the end."
         )
 
     noise = widgets.ToggleButtons(
@@ -197,8 +203,10 @@ def share(trace: OnlineTrace, model: TwoGroupSIR, value: float = 0.5) -> Panel:
     Args:
         trace: a run with EIG curves; its truth and beliefs are used.
         model: the model it ran on.
-        value: share of the tests in group 1 to open with.
+        value: share of the tests in group 1 to open with, from 0.02 to 0.98.
     """
+    if not 0.02 <= value <= 0.98:
+        raise ValueError(f"value={value}: expected a share of the tests from 0.02 to 0.98")
 
     def draw(figure, _, share: float) -> str:
         yours, best = figures.draw_share(figure, trace, model, share)
@@ -253,8 +261,8 @@ def simulator(paths: int = 200, steps: int = 150) -> Panel:
         died = percent(float((infected[:, -1].sum(1) < 1).mean()))
         late = float(np.ptp(np.quantile(infected.argmax(1)[:, 0], (0.05, 0.95))))
         return (
-            f"At its peak {ode[:, 0].max():.0f} people of group 1 are infected in the limit without noise; the peaks of the "
-            f"simulations come up to {late:.0f} steps apart, and {died} have died out by the last step. "
+            f"At its peak {ode[:, 0].max():.0f} people of group 1 are infected in the limit without noise; the peaks of "
+            f"{percent(0.9)} of the simulations lie within {late:.0f} steps, and {died} have died out by the last step. "
             f"One of them gave {found.sum(0)[0]:.0f} and {found.sum(0)[1]:.0f} positive tests, half of the tests in each group."
         )
 
@@ -450,7 +458,9 @@ def eig_curve(beliefs: Mapping[int, Clouds]) -> Panel:
         compute=compute,
         draw=draw,
         controls={
-            "step": widgets.SelectionSlider(options=steps, value=steps[len(steps) // 2], description="Steps observed so far"),
+            "step": widgets.SelectionSlider(
+                options=steps, value=steps[len(steps) // 2], description="Steps observed so far", continuous_update=False
+            ),
             "num_obs": widgets.SelectionSlider(
                 options=[50, 200, 800, 3200], value=200, description="Simulated observations L", continuous_update=False
             ),
@@ -553,7 +563,7 @@ def ascent(beliefs: Mapping[int, Clouds], source: Clouds) -> Panel:
 
 
 def comparison(runs: pd.DataFrame) -> Panel:
-    """All policies on the same truths: means with 95 % intervals, and paired differences.
+    """All policies on the same truths: means with 95 % intervals by Student's t, and paired differences.
 
     Args:
         runs: from `experiment.stored("runs")`.
@@ -574,10 +584,16 @@ def comparison(runs: pd.DataFrame) -> Panel:
         figures.draw_comparison(figure, rows_of(summary, case), gaps, metric)
         random = gaps[gaps["second"] == "random"].iloc[0]
         value, stderr = random[metric], random[f"{metric}_stderr"]
-        clear = "more than two standard errors" if abs(value) > 2 * stderr else "within two standard errors of nothing"
+        count = int(random["seeds"])
+        if count < FEW:
+            verdict = "too few to tell whether it is luck"
+        elif abs(value) > figures.interval_factor(count) * stderr:
+            verdict = "the 95\u202f% interval leaves out zero"
+        else:
+            verdict = "the 95\u202f% interval holds zero"
         return (
             f"{figures.NAMES[random['first']]} minus random: <b>{fmt(value, 2)} ± {fmt(stderr, 2)}</b> (s.e. over "
-            f"{int(random['seeds'])} pairs of runs), {clear}."
+            f"{count} pairs of runs): {verdict}."
         )
 
     def title(setting: str, truth: str) -> str:
@@ -600,8 +616,8 @@ def comparison(runs: pd.DataFrame) -> Panel:
         draw=draw,
         controls={},
         view={"case": case, "metric": metric},
-        caption="Bars are 95 % intervals; in brackets, the number of runs. The right half compares runs on the same truths: "
-        "look whether a bar crosses zero. Policies with few runs met few truths: judge them there, not on the left.",
+        caption="Bars are 95 % intervals by Student's t; in brackets, the number of runs. The right half compares runs on the "
+        "same truths: look whether a bar crosses zero. Policies with few runs met few truths: judge them there, not left.",
     )
 
 

@@ -154,8 +154,8 @@ def test_two_references_of_the_epidemic_agree_and_the_nested_filter_with_them(ru
     designs, _, ys = run(model, 100, seed=1, design=[0.0])
     axes = [torch.linspace(a, b, 13, dtype=torch.float64) for a, b in ((0.3, 0.98), (0.1, 0.28))]
     first, second = (grid_posterior(model, designs, ys, axes, num_states=2000, seed=seed) for seed in (0, 1))
-    assert ((first.mean - second.mean).abs() < 0.05 * first.std).all()
-    assert ((first.std / second.std - 1).abs() < 0.05).all()
+    assert ((first.mean - second.mean).abs() < 0.1 * first.std).all()
+    assert ((first.std / second.std - 1).abs() < 0.1).all()
     nested = NestedParticleFilter(model, 1000, 30)
     for design, y in zip(designs, ys, strict=True):
         step = nested.step(design, y)
@@ -225,6 +225,8 @@ def test_grid_points_are_filtered_in_parts_that_do_not_matter(run, monkeypatch):
     ("changes", "message"),
     [
         ({"grid": 1}, "grid=1: expected an int >= 2"),
+        ({"grid": 2.5}, r"grid=2\.5: expected an int >= 2"),
+        ({"grid": None}, "grid=None: expected an int >= 2"),
         ({"grid": [torch.ones(3)]}, r"grid has axes of shapes \[\(3,\)\]: expected 2 one-dimensional ones"),
         ({"grid": [torch.ones(2, 2), torch.ones(2)]}, r"grid has axes of shapes \[\(2, 2\), \(2,\)\]"),
         ({"grid": [[0.2, 0.3], [0.2, 1.3]]}, r"grid: the axis of gamma1 must ascend inside \[0\.1, 1\], got \[0\.2, 1\.3\]"),
@@ -259,6 +261,8 @@ def test_the_evidence_of_no_parameter_is_refused(run):
         evidence(TwoGroupSIR(), [0.5], designs, ys)
     with pytest.raises(ValueError, match="model: dict lacks param_names"):
         evidence({}, [0.5], designs, ys)
+    with pytest.raises(ValueError, match=r"theta=\[-1\.0, -1\.0\]: no state explains the observations"):
+        evidence(TwoGroupSIR(), [-1.0, -1.0], designs, ys, 10)
 
 
 def test_a_result_is_frozen(linear):

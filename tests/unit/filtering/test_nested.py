@@ -10,6 +10,7 @@ from filterpy.kalman import KalmanFilter
 from particles import distributions as dists
 from particles import smc_samplers, state_space_models
 
+from labkit.design.online.eig import eig
 from labkit.filtering import (
     Clouds,
     LinearGaussianSSM,
@@ -419,6 +420,7 @@ def test_a_bad_step_is_refused_and_changes_nothing(design, y, message):
         ({"num_states": 0}, "num_states=0: expected an int >= 1"),
         ({"jitter": "gauss"}, "jitter='gauss': expected one of paper, bernoulli, liu_west, a kernel, or None"),
         ({"jitter_scale": 0}, r"jitter_scale=0: the constant c of the variance"),
+        ({"jitter_scale": "small"}, r"jitter_scale='small': the constant c of the variance"),
         ({"jitter": "liu_west", "jitter_scale": 2.0}, r"jitter_scale=2\.0: the shrinkage of 'liu_west'"),
         ({"resampler": "stratified"}, "resampler='stratified': expected one of multinomial, systematic"),
         ({"ess_threshold": 0}, r"ess_threshold=0: expected a share of M in \(0, 1\], or None"),
@@ -454,6 +456,31 @@ def test_a_kernel_of_ones_own_is_used():
     before = nested.theta.clone()
     nested.step([0.0], [0.1])
     assert nested.theta.tolist() == (before + 1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "given"),
+    [
+        (lambda theta, generator: theta[:3], r"torch\.float32 parameters of shape \(3, 1\)"),
+        (lambda theta, generator: theta.double(), r"torch\.float64 parameters of shape \(20, 1\)"),
+    ],
+)
+def test_a_kernel_keeps_shape_and_precision(kernel, given):
+    nested = NestedParticleFilter(CHANCELESS, 20, 4, jitter=kernel)
+    message = rf"jitter: the kernel gave {given}; expected torch\.float32 and \(20, 1\)"
+    with pytest.raises(ValueError, match=message):
+        nested.step([0.0], [0.1])
+    with pytest.raises(ValueError, match=message):
+        eig(nested, torch.ones(1, 1), num_obs=10)
+
+
+def test_a_prediction_of_carried_weights_is_that_of_the_snapshot(run):
+    model = LinearGaussianSSM(q=0.0, initial_sd=0.0)
+    designs, _, ys = run(model, 3)
+    nested, _ = filtered(model, designs, ys, 400, 2, jitter=None, ess_threshold=1e-9)
+    assert nested.log_weights.std() > 0.5
+    now = nested.snapshot()
+    torch.testing.assert_close(nested.predict(), model.a * now.x + now.theta[:, None])
 
 
 def test_the_first_clouds_are_the_prior():

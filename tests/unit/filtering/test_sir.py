@@ -224,3 +224,9 @@ def test_bad_arguments_are_refused(changes, message):
 
 def test_a_known_rate_may_lie_outside_the_box():
     assert TwoGroupSIR(beta2=1.5).truth.tolist() == pytest.approx([0.65, 0.15])
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, [0.5, float("nan")]])
+def test_a_share_lies_between_none_and_all(share):
+    with pytest.raises(ValueError, match=r"share=.*: expected numbers in \[0, 1\]"):
+        TwoGroupSIR.design_of_share(share)

@@ -188,3 +188,9 @@ def test_bad_arguments_are_refused(changes, message):
 def test_a_model_is_a_value():
     assert MovingSource(sensors=np.array([[3, 0], [0, 3]])) == MovingSource()
     assert dataclasses.replace(MovingSource(), noise="low_noise") == MovingSource("low_noise")
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5])
+def test_a_bound_needs_a_number_of_steps(steps):
+    with pytest.raises(ValueError, match=f"steps={steps}: expected an int >= 0"):
+        MovingSource().full_state_bound(steps)

@@ -6,7 +6,7 @@ import pyro.distributions as pyro_dist
 import pytest
 import torch
 from scipy import stats
-from torch.distributions import Gamma, Independent, Normal, Poisson, Uniform
+from torch.distributions import Binomial, Gamma, Independent, Normal, Poisson, Uniform
 
 from labkit.filtering import (
     LinearGaussianSSM,
@@ -100,11 +100,19 @@ def test_a_model_has_one_parameter_name_per_coordinate_of_its_prior():
 def test_a_transition_of_the_wrong_shape_is_named():
     model = RandomWalk()
     model.transition = lambda x, theta, design, generator: x[..., 0]
-    message = r"transition: RandomWalk\.transition gave states of shape \(60, 40\); expected \(60, 40, 1\)"
+    message = r"RandomWalk\.transition gave torch\.float32 states of shape \(60, 40\); expected .*float32 and \(60, 40, 1\)"
     with pytest.raises(ValueError, match=message):
         NestedParticleFilter(model, 60, 40).step([1.0], [2])
     with pytest.raises(ValueError, match=message):
         NestedParticleFilter(model, 60, 40).predict()
+    model.transition = lambda x, theta, design, generator: x.double()
+    with pytest.raises(ValueError, match=r"gave torch\.float64 states of shape \(60, 40, 1\); expected torch\.float32"):
+        NestedParticleFilter(model, 60, 40).predict()
+
+
+def test_a_class_is_no_model():
+    with pytest.raises(ValueError, match=r"model: RandomWalk is a class; expected an instance of it, such as RandomWalk\(\)"):
+        check_model(RandomWalk)
 
 
 def test_an_observation_law_of_the_wrong_shape_is_named():
@@ -282,6 +290,42 @@ def test_a_density_that_is_not_finite_becomes_the_floor():
     assert value[0] > -2
 
 
+def test_a_law_that_torch_validates_is_not_asked_about_states_that_blew_up():
+    model = RandomWalk()
+    model.observation = lambda x, design: Independent(Normal(x, 1.0, validate_args=True), 1)
+    x = torch.tensor([[0.3], [math.nan], [-math.inf]])
+    value = log_likelihood(model, torch.tensor([0.3]), x, torch.ones(1))
+    assert value.tolist() == pytest.approx([-math.log(2 * math.pi) / 2, -1e12, -1e12])
+    assert log_likelihood(model, torch.tensor([0.3]), x[1:], torch.ones(1)).tolist() == pytest.approx([-1e12, -1e12])
+
+
+@pytest.mark.parametrize(
+    ("law", "y", "expected"),
+    [
+        (lambda x, design: Uniform(x - 1, x + 1), 0.3, [math.log(0.5), -1e12, -1e12]),
+        (lambda x, design: Binomial(x.abs(), torch.full_like(x, 0.5)), 3.0, [-1e12, math.log(1 / 8), math.log(4 / 16)]),
+    ],
+)
+def test_a_state_whose_law_excludes_the_observation_gets_the_floor(law, y, expected):
+    model = RandomWalk()
+    model.observation = lambda x, design: Independent(law(x, design), 1)
+    value = log_likelihood(model, torch.tensor([y]), torch.tensor([[0.0], [3.0], [4.0]]), torch.ones(1))
+    assert value.tolist() == pytest.approx(expected)
+
+
+def test_an_observation_that_every_state_excludes_explains_nothing():
+    model = RandomWalk()
+    model.observation = lambda x, design: Independent(Uniform(x - 1, x + 1), 1)
+    with pytest.raises(ValueError, match="no particle explains y_t at step 1"):
+        NestedParticleFilter(model, 20, 10).step([1.0], [1e3])
+
+
+def test_a_law_in_double_precision_does_not_spread_it():
+    model = RandomWalk()
+    model.observation = lambda x, design: Independent(Normal(x.double(), 1.0), 1)
+    assert NestedParticleFilter(model, 20, 10).step([1.0], [1.0]).state_mean.dtype == torch.float32
+
+
 @pytest.mark.parametrize("count", [-1.0, 2.5])
 def test_a_count_is_a_whole_number(count):
     model = TwoGroupSIR()
@@ -309,6 +353,8 @@ def test_an_observation_outside_another_laws_support_is_refused():
         ([math.inf, 0.1], r"expected finite numbers"),
         (torch.zeros(2, dtype=torch.float16), r"design is torch\.float16: .* give design\.float\(\)"),
         (torch.zeros(2, dtype=torch.complex64), r"design is torch\.complex64: expected real numbers"),
+        (None, r"design=None: expected numbers"),
+        ("east", r"design='east': expected numbers"),
     ],
 )
 def test_a_bad_design_is_refused(design, message):

@@ -326,15 +326,16 @@ def comparison(metric="kl"):
         }
     )
     pairs = pd.DataFrame({"first": "grid", "second": ["random", "fixed"], metric: [0.5, 0.7], f"{metric}_stderr": [0.1, 0.4]})
+    pairs["seeds"] = [4, 3]
     figure = figures.comparison()
     figures.draw_comparison(figure, summary, pairs, metric)
     return figure, figures.keyed(figure)
 
 
-def test_comparison_shows_ninety_five_percent_intervals():
+def test_comparison_shows_ninety_five_percent_intervals_of_students_t():
     _, traces = comparison()
-    np.testing.assert_allclose(traces["values"].error_x.array, 1.96 * np.array([0.1, 0.1, 0.2]))
-    np.testing.assert_allclose(traces["differences"].error_x.array, 1.96 * np.array([0.1, 0.4]))
+    np.testing.assert_allclose(traces["values"].error_x.array, [0.2306, 0.2306, 2 * 0.31824], rtol=1e-4)  # 8, 8, 3 degrees
+    np.testing.assert_allclose(traces["differences"].error_x.array, [0.31824, 4 * 0.43027], rtol=1e-4)  # 3, 2 degrees
 
 
 def test_differences_stand_beside_their_policy_and_zero_is_in_view():

@@ -3,12 +3,22 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
+from torch.distributions import Gamma, Independent, Normal, StudentT
 
 from labkit.design.online.loop import OnlineTrace, online_steps, run_online
-from labkit.design.online.policies import FixedPolicy, RandomPolicy
+from labkit.design.online.policies import FixedPolicy, GridPolicy, RandomPolicy
 from labkit.filtering import LinearGaussianSSM, MovingSource, NestedParticleFilter, TwoGroupSIR
 
 SIZES = {"num_params": 24, "num_states": 10}
+
+
+class Untold:
+    """An epidemic without a truth."""
+
+    def __getattr__(self, name):
+        if name == "truth":
+            raise AttributeError(name)
+        return getattr(TwoGroupSIR(), name)
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +172,53 @@ def test_a_trace_survives_its_file(trace, tmp_path):
     assert path.read_bytes() == again.read_bytes()
 
 
+def test_particles_beyond_half_precision_are_kept_in_single(trace, tmp_path):
+    many = replace(trace, position_cloud=1e5 + trace.position_cloud)
+    many.save(tmp_path / "many.npz")
+    np.testing.assert_allclose(OnlineTrace.load(tmp_path / "many.npz").position_cloud, many.position_cloud, rtol=1e-6)
+
+
+def test_a_trace_is_saved_under_the_name_it_is_given(trace, tmp_path):
+    trace.save(tmp_path / "plain")
+    assert [file.name for file in tmp_path.iterdir()] == ["plain"]
+    assert len(OnlineTrace.load(tmp_path / "plain")) == len(trace)
+
+
+def test_predictions_heed_weights_that_are_carried():
+    """Without noise in the states the prediction's median is that of the weighted parameters."""
+    model, options = LinearGaussianSSM(q=0.0, initial_sd=0.0, r=0.05), {"jitter": None, "ess_threshold": 1e-9}
+    size = dict(theta=torch.tensor([0.6]), steps=5, seed=0, num_params=2000, num_states=2, filter_kwargs=options)
+    trace = run_online(model, FixedPolicy(torch.ones(1)), **size)
+    grown = 1 + model.a + model.a**2 + model.a**3 + model.a**4  # x_5 = θ (1 + a + … + a⁴)
+    assert trace.predicted[4, 1, 0] == pytest.approx(grown * trace.theta_quantiles[3, 1, 0], abs=0.1)
+
+
+@pytest.mark.parametrize("law", [lambda mean: StudentT(3.0, mean, 0.5), lambda mean: Gamma(mean.exp(), 1.0)])
+def test_observations_without_an_exact_sum_are_sampled(law):
+    class Unusual(LinearGaussianSSM):
+        natural = statistic = property()
+
+        def observation(self, x, design):
+            return Independent(law(x * design), 1)
+
+    trace = run_online(Unusual(), GridPolicy(3), theta=torch.zeros(1), steps=2, seed=0, num_params=12, num_states=6)
+    assert np.isfinite(trace.eig).all()
+    assert trace.num_nonfinite == 0
+
+
+def test_a_design_that_must_be_positive_is_never_zero():
+    class Scale(LinearGaussianSSM):
+        natural = statistic = property()
+
+        def observation(self, x, design):
+            return Independent(Normal(x, design), 1)
+
+        def sample_designs(self, n, generator):
+            return 0.1 + torch.rand(n, 1, generator=generator)
+
+    assert len(run_online(Scale(), RandomPolicy(), theta=torch.zeros(1), steps=2, seed=0, **SIZES)) == 2
+
+
 def test_a_file_that_is_no_trace_is_named(trace, tmp_path):
     path = tmp_path / "other.npz"
     np.savez(path, designs=trace.designs)
@@ -185,15 +242,20 @@ def test_a_trace_tells_its_gain(trace):
         ({"theta": "posterior"}, "theta='posterior'"),
         ({"theta": torch.tensor([2.0, 0.5])}, "outside the prior"),
         ({"theta": torch.zeros(3)}, "theta of shape"),
-        ({"curve": 1}, "size=1"),
+        ({"curve": 1}, "curve=1: expected an int >= 2"),
+        ({"curve": "all"}, "curve='all': expected an int >= 2"),
         ({"num_params": 1}, "num_params=1"),
-        ({"num_states": 7}, "even"),
+        ({"num_states": 7}, "num_states=7: the jackknife halves every cloud, expected an even number"),
+        ({"policy": "random"}, r"policy='random': expected a policy, such as RandomPolicy\(\)"),
+        ({"policy": RandomPolicy}, r"policy=<class .*RandomPolicy'>: expected a policy"),
+        ({"model": TwoGroupSIR}, "model: TwoGroupSIR is a class"),
+        ({"model": Untold()}, "theta=None: Untold has no `truth`; give a tensor, or 'prior' to draw it"),
     ],
 )
 def test_bad_arguments_are_named(sir, arguments, message):
-    options = {"steps": 1, "seed": 0} | SIZES | arguments
+    options = {"model": sir, "policy": RandomPolicy(), "steps": 1, "seed": 0} | SIZES | arguments
     with pytest.raises(ValueError, match=message):
-        run_online(sir, RandomPolicy(), **options)
+        run_online(**options)
 
 
 def test_a_policy_that_names_no_design_is_refused():

@@ -80,6 +80,12 @@ def test_importance_draws_agree_with_the_grid():
     assert 1 / float(draws.weights.square().sum()) > 0.3 * len(draws.theta)  # most draws count
 
 
+def test_a_posterior_of_a_few_draws_is_refused():
+    model = TwoGroupSIR.four_parameter()
+    with pytest.raises(ValueError, match="draws=2: expected an int >= 20"):
+        importance_posterior(model, torch.zeros(2, 1), torch.zeros(2, 2), draws=2)
+
+
 def test_four_parameters_are_measured_by_importance_draws():
     model = TwoGroupSIR.seeded_outbreak()
     trace = run_online(model, RandomPolicy(), steps=5, seed=0, **SIZES)

@@ -104,11 +104,14 @@ class TestGrid:
         assert (designs.diff(dim=0) > 0).all()
         with pytest.raises(ValueError, match="size=1"):
             candidate_designs(model, 1)
+        with pytest.raises(ValueError, match=r"size=5\.5"):
+            GridPolicy(5.5)
 
     def test_the_estimator_fits_the_observations(self, sir, source):
         sensors = MovingSource(sensors=((3, 0), (0, 3), (3, 3)))
         three = NestedParticleFilter(sensors, 4, 4).snapshot()
         assert [exact_method(belief) for belief in (sir, source, three)] == ["enumerate", "quadrature", "nested"]
+        assert GridPolicy(3)(three, None, 1, rng()).shape == (3,)  # with fewer states than observations by default
 
     @pytest.mark.parametrize("jackknife", [False, True])
     def test_it_plays_the_argmax_of_the_expected_gain(self, sir, jackknife):
@@ -202,6 +205,18 @@ class TestAdam:
         with pytest.raises(ValueError, match=f"{name}=0"):
             AdamPolicy(**{name: 0})
 
+    def test_an_unknown_estimator_is_refused_with_all_that_there_are(self, linear):
+        message = "estimator='x': expected one of score, pathwise, exact"
+        with pytest.raises(ValueError, match=message):
+            AdamPolicy(estimator="x")
+        with pytest.raises(ValueError, match=message):
+            next(adam_ascent(linear, torch.tensor([0.5]), [0], estimator="x"))
+
+    def test_the_exact_gradient_needs_an_exact_sum(self):
+        three = NestedParticleFilter(MovingSource(sensors=((3, 0), (0, 3), (3, 3))), 4, 4).snapshot()
+        with pytest.raises(ValueError, match="estimator='exact': expected counts or one or two Gaussian observations"):
+            next(adam_ascent(three, torch.zeros(3), [0], estimator="exact"))
+
 
 def _skipped_key():
     generator = rng()
@@ -262,5 +277,6 @@ class TestBestStatic:
         model = TwoGroupSIR.two_parameter()
         with pytest.raises(ValueError, match="designs of shape"):
             best_static(model, torch.zeros(3), steps=5)
-        with pytest.raises(ValueError, match="runs=0"):
-            best_static(model, torch.zeros(3, 1), steps=5, runs=0)
+        for name in ("runs", "steps"):
+            with pytest.raises(ValueError, match=f"{name}=0: expected an int >= 1"):
+                best_static(model, torch.zeros(3, 1), **{"steps": 5, name: 0})

@@ -161,6 +161,29 @@ def test_a_run_that_is_stopped_shows_how_far_it_came(stored, monkeypatch):
     reached = len(panel.result.policy)
     assert reached < STEPS["seeded"]
     assert words(panel).startswith(f"Step {reached} of 6")
+    assert f"(This run has come to step {reached} only.)" in words(panel)
+    panel.step.value = 1
+    assert words(panel).startswith("Step 1 of 6")
+    assert "only" not in words(panel)
+
+
+def test_another_epidemic_stops_the_run_that_is_under_way(stored, monkeypatch):
+    panel, taken = widgets.playback(stored, step=6), []
+
+    def switched_after_two(*args, **kwargs):
+        for t, trace in enumerate(online_steps(*args, **kwargs), start=1):
+            taken.append(t)
+            yield trace
+            if t == 2:
+                panel.setting.value = "sir2"
+
+    monkeypatch.setattr(widgets, "online_steps", switched_after_two)
+    panel.seed.value = 12
+    panel.start()
+    panel.wait()
+    assert max(taken) < STEPS["seeded"]
+    assert panel.status.value == "stopped"
+    assert words(panel).startswith("Step 5 of 5")
 
 
 def test_the_constant_share_of_a_new_run_is_the_stored_one(stored, traces):
@@ -202,6 +225,8 @@ def test_a_share_is_never_better_than_the_best_share_of_each_step(traces):
         panel.share.value = share
         assert min(keyed(panel)["lost"].y) >= -1e-6
     assert words(panel).startswith("98\u202f% of the tests")
+    with pytest.raises(ValueError, match=r"value=50: expected a share of the tests from 0\.02 to 0\.98"):
+        widgets.share(traces["seeded", "grid"], TwoGroupSIR.seeded_outbreak(), 50)
 
 
 def test_simulated_paths_surround_the_limit_without_noise():
@@ -325,11 +350,11 @@ def test_a_small_learning_rate_stays_near_the_start(beliefs, source):
 
 @pytest.fixture(scope="module")
 def runs():
-    """Four seeds of three policies; the design is one nat better, and `rmse` was never measured."""
+    """Seven seeds of three policies; the design is one nat better, and `rmse` was never measured."""
     rng = np.random.default_rng(0)
     rows = [
         {"setting": "sir2", "truth": "fixed", "policy": policy, "seed": seed, "kl": better + 0.1 * rng.normal()}
-        for seed in range(4)
+        for seed in range(7)
         for policy, better in (("random", 1.0), ("fixed", 1.1), ("grid", 2.0))
     ]
     empty = {metric: np.nan for metric in experiment.METRICS if metric != "kl"}
@@ -341,8 +366,10 @@ def test_the_comparison_is_paired_and_says_when_it_is_clear(runs):
     wide = runs.pivot(index="seed", columns="policy", values="kl")
     difference = wide["grid"] - wide["random"]
     assert keyed(panel)["differences"].x[0] == pytest.approx(difference.mean())
-    assert keyed(panel)["differences"].error_x.array[0] == pytest.approx(1.96 * difference.sem())
-    assert "more than two standard errors" in words(panel)
+    assert keyed(panel)["differences"].error_x.array[0] == pytest.approx(2.4469 * difference.sem(), rel=1e-4)  # t, 6 degrees
+    assert "7 pairs of runs): the 95\u202f% interval leaves out zero" in words(panel)
+    few = widgets.comparison(runs[runs["seed"] < 5])
+    assert "5 pairs of runs): too few to tell whether it is luck" in words(few)
 
 
 def test_only_what_was_measured_in_a_setting_is_offered(runs):
