@@ -1,7 +1,9 @@
-"""The two errors that a missing piece raises, each naming the one command that brings it."""
+"""The two errors that a missing piece raises, each naming the one command that brings it; and a check that many labs make."""
 
 import importlib
+from numbers import Integral
 from types import ModuleType
+from typing import Any
 
 
 class MissingAsset(FileNotFoundError):
@@ -29,3 +31,9 @@ def require(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise MissingDependency(f'{error.name} is not installed: pip install "labkit[{extra}]"', name=error.name) from error
+
+
+def check_size(name: str, value: Any, least: int) -> None:
+    """Refuse what is not a whole number ≥ `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name}={value!r}: expected an int >= {least}")

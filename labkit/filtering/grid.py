@@ -14,21 +14,21 @@ from numbers import Real
 
 import torch
 
-from labkit.filtering.resampling import systematic
+from labkit.errors import check_size
 from labkit.filtering.state_space import (
     LOG_FLOOR,
     StateSpaceModel,
     check_designs,
     check_model,
     check_observation,
-    check_size,
     check_vector,
     log_likelihood,
     parameter_box,
-    seeded_generator,
     steps,
     transition,
 )
+from labkit.randomness import seeded_generator
+from labkit.resampling import systematic
 
 _CLOUD = 32_768  # states moved at once: more would leave the processor's cache
 

@@ -22,21 +22,20 @@ from numbers import Real
 
 import torch
 
+from labkit.errors import check_size
 from labkit.filtering.jitter import JITTERS, Kernel, jittered
-from labkit.filtering.resampling import RESAMPLERS
 from labkit.filtering.state_space import (
     LOG_FLOOR,
     StateSpaceModel,
     check_design,
     check_model,
     check_observation,
-    check_size,
     log_likelihood,
     parameter_box,
-    sample,
-    seeded_generator,
     transition,
 )
+from labkit.randomness import sample, seeded_generator
+from labkit.resampling import RESAMPLERS
 
 LEVELS = (0.05, 0.5, 0.95)
 

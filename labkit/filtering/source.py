@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch.distributions import Independent, Normal, Uniform
 
-from labkit.filtering.state_space import check_fields, check_size, component_first
+from labkit.errors import check_size
+from labkit.filtering.state_space import check_fields, component_first
 
 NOISES = {"paper": 1.0, "low_noise": 0.1}  # factor on the process noise's variance
 

@@ -12,22 +12,18 @@ depend on the design, so that two policies with the same seed meet the same epid
 """
 
 import math
-import threading
-import zlib
 from collections.abc import Iterator
 from functools import reduce
-from numbers import Integral
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from torch.distributions import Distribution, Independent, Normal, Poisson, Uniform
+from torch.distributions import Distribution, Poisson
 from torch.distributions.constraints import nonnegative_integer
+
+from labkit.randomness import base_law, sample, seeded_generator
 
 RATE_FLOOR = 1e-12  # of a Poisson mean, so that its logarithm exists
 LOG_FLOOR = -1e12  # stands for log 0, and for the log-density of a state that is not finite
-
-_GLOBAL_GENERATOR = threading.Lock()
 
 
 @runtime_checkable
@@ -84,46 +80,9 @@ class StateSpaceModel(Protocol):
 _MEMBERS = (*StateSpaceModel.__annotations__, "prior", "initial", "transition", "observation", "sample_designs")
 
 
-def seeded_generator(seed: int, stream: str) -> torch.Generator:
-    """Generator of one purpose: equal (seed, stream) give equal numbers, different streams independent ones.
-
-    Args:
-        seed: a whole number ≥ 0.
-        stream: what the numbers are for, e.g. "filter".
-    """
-    check_size("seed", seed, 0)
-    entropy = np.random.SeedSequence([int(seed), zlib.crc32(stream.encode())])
-    return torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
-
-
 def truth_generator(seed: int) -> torch.Generator:
     """Generator of the simulated truth at one seed, for `reveal` and `simulate`."""
     return seeded_generator(seed, "truth")
-
-
-def sample(distribution: Distribution, generator: torch.Generator, shape: tuple[int, ...] = ()) -> torch.Tensor:
-    """Draw from any torch or pyro distribution with an explicit generator, which their own `sample` does not take.
-
-    Args:
-        distribution: Poisson, Normal and Uniform (also inside `Independent`) are drawn directly, a Normal differentiably in its
-            mean and scale. For any other law torch's global generator is borrowed and put back.
-        shape: of the sample, before the batch and event dimensions.
-
-    Returns:
-        (*shape, *batch, *event).
-    """
-    base = base_law(distribution)
-    size = torch.Size(shape) + distribution.batch_shape + distribution.event_shape
-    if isinstance(base, Poisson):
-        return torch.poisson(base.rate.detach().expand(size), generator=generator)
-    if isinstance(base, Normal):
-        return base.loc + base.scale * torch.randn(size, generator=generator, dtype=base.loc.dtype)
-    if isinstance(base, Uniform):
-        return base.low + (base.high - base.low) * torch.rand(size, generator=generator, dtype=base.low.dtype)
-    seed = int(torch.randint(2**31, (), generator=generator))
-    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
-        return distribution.sample(torch.Size(shape))
 
 
 def log_likelihood(model: StateSpaceModel, y: torch.Tensor, x: torch.Tensor, design: torch.Tensor) -> torch.Tensor:
@@ -235,13 +194,6 @@ def simulate(
     return torch.stack(states), torch.stack(observations)
 
 
-def base_law(distribution: Distribution) -> Distribution:
-    """The law inside `Independent`."""
-    while isinstance(distribution, Independent):
-        distribution = distribution.base_dist
-    return distribution
-
-
 def check_model(model: StateSpaceModel) -> None:
     """Refuse, by name, what a model lacks or gets wrong: attributes, prior, and the shape of its first states."""
     if isinstance(model, type):
@@ -335,12 +287,6 @@ def check_fields(model: object, *fields: tuple[str, str, bool]) -> None:
     for name, allowed, good in fields:
         if not good:
             raise ValueError(f"{name}={getattr(model, name)}: must be {allowed}")
-
-
-def check_size(name: str, value: Any, least: int) -> None:
-    """Refuse what is not a whole number ≥ `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name}={value!r}: expected an int >= {least}")
 
 
 def _as_floating(value: Any, name: str) -> torch.Tensor:

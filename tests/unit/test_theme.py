@@ -105,3 +105,11 @@ def test_fmt_gives_three_significant_digits_and_true_signs(x, text):
 def test_percent_separates_the_sign_by_a_thin_space():
     assert theme.percent(0.6) == "60\u202f%"
     assert theme.percent(-0.0471, 1) == "−4.7\u202f%"
+
+
+@pytest.mark.parametrize("top", [0.00013, 0.04, 0.999, 1.0, 7.7, 86.0, 200.0])
+def test_nice_is_the_next_round_number_and_stays_there(top):
+    ceiling = theme.nice(top)
+    assert top <= ceiling * (1 + 1e-6)
+    assert ceiling <= 1.34 * top
+    assert theme.nice(ceiling) == pytest.approx(ceiling)

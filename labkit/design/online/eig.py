@@ -41,16 +41,8 @@ from torch.distributions import Binomial, Distribution, Normal, Poisson
 from labkit.design.estimates import EIGEstimate
 from labkit.filtering.jitter import jittered
 from labkit.filtering.nested import Clouds
-from labkit.filtering.state_space import (
-    LOG_FLOOR,
-    StateSpaceModel,
-    base_law,
-    check_designs,
-    log_density,
-    sample,
-    seeded_generator,
-    transition,
-)
+from labkit.filtering.state_space import LOG_FLOOR, StateSpaceModel, check_designs, log_density, transition
+from labkit.randomness import base_law, sample, seeded_generator
 
 METHODS = ("nested", "enumerate", "quadrature")
 

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from scipy import special
 
 from labkit import theme
+from labkit.theme import keyed, nice
 
 NAMES = {
     "adam": "BAD-PODS",
@@ -50,11 +51,6 @@ _RIDGE = [(0.0, "#FFFFFF"), (0.6, "#DCEBF5"), (1.0, "#8FC1E3")]  # from poor to 
 _FLAT = 0.75  # shares that promise less than this part of the best are white
 _REACH = 1.4  # length of a drawn lobe
 WINDOW = 15  # steps of a running mean
-
-
-def keyed(figure: go.Figure) -> dict[str, go.Scatter]:
-    """The traces of a figure by their `meta` key."""
-    return {trace.meta: trace for trace in figure.data if trace.meta is not None}
 
 
 def highest_density(points: np.ndarray, box: tuple[float, float], size: int = 32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -287,12 +283,6 @@ def _people(trace, model, compartment: str) -> tuple[np.ndarray, np.ndarray]:
 def _tests_by_group(trace, model) -> np.ndarray:
     share = share_of(trace.designs)
     return model.tests * np.stack([share, 1 - share], 1)  # (T, 2)
-
-
-def nice(top: float) -> float:
-    """The next round number above `top`, so that an axis stays put when its data grow a little."""
-    power = 10.0 ** np.floor(np.log10(max(top, 1e-12)))
-    return float(power * next(step for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * power >= 0.999999 * top))
 
 
 def share_of(designs: np.ndarray) -> np.ndarray:

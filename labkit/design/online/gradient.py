@@ -43,7 +43,8 @@ from labkit.design.online.eig import (
     statistics,
 )
 from labkit.filtering.nested import Clouds
-from labkit.filtering.state_space import StateSpaceModel, base_law, check_design, seeded_generator
+from labkit.filtering.state_space import StateSpaceModel, check_design
+from labkit.randomness import base_law, seeded_generator
 
 ESTIMATORS = ("score", "pathwise")
 

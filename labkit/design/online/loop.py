@@ -22,18 +22,10 @@ from tqdm.auto import tqdm
 from labkit.atomic import replacing
 from labkit.design.online.eig import eig
 from labkit.design.online.policies import Policy, candidate_designs, enough, exact_method
+from labkit.errors import check_size
 from labkit.filtering.nested import NestedParticleFilter
-from labkit.filtering.state_space import (
-    StateSpaceModel,
-    check_design,
-    check_model,
-    check_size,
-    check_truth,
-    reveal,
-    sample,
-    seeded_generator,
-    truth_generator,
-)
+from labkit.filtering.state_space import StateSpaceModel, check_design, check_model, check_truth, reveal, truth_generator
+from labkit.randomness import sample, seeded_generator
 
 _CLOUD = 150  # particles of a cloud that a trace keeps
 _LEVELS = (0.05, 0.5, 0.95)

@@ -18,9 +18,11 @@ import torch
 from torch.distributions import MultivariateNormal
 
 from labkit.design.online.loop import OnlineTrace
+from labkit.errors import check_size
 from labkit.filtering.grid import evidence, grid_posterior, log_evidences
 from labkit.filtering.nested import NestedParticleFilter
-from labkit.filtering.state_space import StateSpaceModel, check_size, seeded_generator, steps
+from labkit.filtering.state_space import StateSpaceModel, steps
+from labkit.randomness import seeded_generator
 
 
 def information(

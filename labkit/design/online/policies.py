@@ -21,17 +21,11 @@ from tqdm.auto import tqdm
 
 from labkit.design.online.eig import eig, summable
 from labkit.design.online.gradient import ESTIMATORS, eig_grad
+from labkit.errors import check_size
 from labkit.filtering.grid import grid_posterior
 from labkit.filtering.nested import Clouds, NestedParticleFilter
-from labkit.filtering.state_space import (
-    StateSpaceModel,
-    check_design,
-    check_designs,
-    check_size,
-    sample,
-    seeded_generator,
-    simulate,
-)
+from labkit.filtering.state_space import StateSpaceModel, check_design, check_designs, simulate
+from labkit.randomness import sample, seeded_generator
 
 Policy = Callable[[Clouds, None, int, torch.Generator], Tensor]
 

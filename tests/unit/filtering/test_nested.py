@@ -11,14 +11,8 @@ from particles import distributions as dists
 from particles import smc_samplers, state_space_models
 
 from labkit.design.online.eig import eig
-from labkit.filtering import (
-    Clouds,
-    LinearGaussianSSM,
-    NestedParticleFilter,
-    TwoGroupSIR,
-    sample,
-    weighted_quantiles,
-)
+from labkit.filtering import Clouds, LinearGaussianSSM, NestedParticleFilter, TwoGroupSIR, weighted_quantiles
+from labkit.randomness import sample
 
 CHANCELESS = LinearGaussianSSM(q=0.0, initial_sd=0.0)  # the state is a function of θ: x_t = θ (1 + a + … + a^{t-1})
 

@@ -120,14 +120,6 @@ def test_share_of_inverts_the_models_logit():
     np.testing.assert_allclose(figures.share_of(TwoGroupSIR.design_of_share(shares)[:, None]), shares, rtol=1e-6)
 
 
-@pytest.mark.parametrize("top", [0.00013, 0.04, 0.999, 1.0, 7.7, 86.0, 200.0])
-def test_nice_is_the_next_round_number_and_stays_there(top):
-    ceiling = figures.nice(top)
-    assert top <= ceiling * (1 + 1e-6)
-    assert ceiling <= 1.34 * top
-    assert figures.nice(ceiling) == pytest.approx(ceiling)
-
-
 @pytest.mark.parametrize("make", [figures.playback, figures.source_playback, figures.share, figures.simulator])
 def test_every_trace_has_a_key_of_its_own(make):
     keys = [trace.meta for trace in make().data]

@@ -4,9 +4,14 @@ import pytest
 import torch
 from scipy import stats
 
-from labkit.filtering import RESAMPLERS, multinomial, systematic
+from labkit.resampling import RESAMPLERS, multinomial, systematic
 
 WEIGHTS = torch.tensor([0.05, 0.3, 0.001, 0.249, 0.1, 0.3], dtype=torch.float64)
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(0)
 
 
 def counts(ancestors, n):
