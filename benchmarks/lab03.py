@@ -98,7 +98,7 @@ def optimisers(belief: ParticleBelief, rounds: int = 2) -> Iterator[Row]:
                 depth=len(branching),
                 branching=branching,
                 optimizer=optimizer,
-                iterations=25,
+                iterations=100,
                 num_particles=PARTICLES,
             )
             plans[optimizer] = planner.plan(belief, state, 20)

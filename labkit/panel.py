@@ -117,6 +117,13 @@ class _Figure(go.FigureWidget):
         self._redraw_lock = lock
         super().__init__(figure)
         self._config = dict(displaylogo=False, modeBarButtons=_MODEBAR, responsive=True)
+        self.open()
+
+    def open(self) -> None:
+        """Tell the browser of the figure once it is complete: plotly announces an empty one, which a page that has just
+        reconnected to its kernel may draw, and never again."""
+        if "_layout_obj" in vars(self):
+            super().open()
 
     @traitlets.default("_plotly")
     def _shared_plotly(self) -> _Plotly:

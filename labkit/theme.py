@@ -197,3 +197,25 @@ def nice(top: float) -> float:
     """The next round number above `top`, so that an axis stays put when its data grow a little."""
     power = 10.0 ** math.floor(math.log10(max(top, 1e-12)))
     return power * next(step for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * power >= 0.999999 * top)
+
+
+def place_axes(boxes: Sequence[tuple[float, float, float, float]], height: int, **margin: int) -> go.Figure:
+    """An empty figure with axes number 1, 2, … at given places (x0, x1, y0, y1), and margins that never move."""
+    figure = go.Figure(layout=dict(template=template, height=height, margin=dict(l=58, r=12, t=44, b=46) | margin))
+    small = dict(title_font_size=12, tickfont_size=11, title_standoff=4, ticklen=3, automargin=False)
+    for number, (x0, x1, y0, y1) in enumerate(boxes, 1):
+        suffix = "" if number == 1 else str(number)
+        figure.layout[f"xaxis{suffix}"] = dict(domain=(x0, x1), anchor=f"y{suffix}", **small)
+        figure.layout[f"yaxis{suffix}"] = dict(domain=(y0, y1), anchor=f"x{suffix}", **small)
+    return figure
+
+
+def at(number: int) -> dict[str, str]:
+    """What a trace on axes `number` is given."""
+    suffix = "" if number == 1 else str(number)
+    return dict(xaxis=f"x{suffix}", yaxis=f"y{suffix}")
+
+
+def axis_of(figure: go.Figure, letter: str, number: int) -> Any:
+    """The x or y axis of that number."""
+    return figure.layout[f"{letter}axis{'' if number == 1 else number}"]

@@ -3,10 +3,10 @@
     DesignModel, Constraint → ParticleBelief → TreePlanner.plan → design → outcome → belief → …
 
 `models`, `ces` and `pyro_bridge` what an experiment is, `constraints` and `obstacles` which designs are allowed after which,
-`checker` whether a path obeys them, `belief` what is known, `information` what a design would tell, `tree`, `nodes` and `search` the
-planner, `policies` it and its rivals, `posterior` and `dad` the networks and `training` how they came about, `loop` whole runs,
-`bounds` what they have told, `corridor` a small world with an exact answer; then `experiment`, `figures` and `widgets`. Lab 05,
-on systems that move, is `labkit.design.online`.
+`checker` whether a path obeys them, `belief` what is known, `information` what a design would tell, `tree`, `nodes` and
+`search` the planner, `policies` it and its rivals, `posterior` and `dad` the networks and `training` how they came about,
+`loop` whole runs, `bounds` what they have told, `corridor` a small world with an exact answer; then `experiment`, `figures` and
+`widgets`. Lab 05, on systems that move, is `labkit.design.online`.
 """
 
 from labkit.lazy import public

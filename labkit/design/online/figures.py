@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from scipy import special
 
 from labkit import theme
-from labkit.theme import keyed, nice
+from labkit.theme import at, axis_of, keyed, nice, place_axes
 
 NAMES = {
     "adam": "BAD-PODS",
@@ -81,26 +81,6 @@ def highest_density(points: np.ndarray, box: tuple[float, float], size: int = 32
     return x, y, mass.reshape(size, size)
 
 
-def _axes(boxes: list[tuple[float, float, float, float]], height: int, **margin: int) -> go.Figure:
-    """An empty figure with axes number 1, 2, … at given places (x0, x1, y0, y1), and margins that never move."""
-    figure = go.Figure(layout=dict(template=theme.template, height=height, margin=dict(l=58, r=12, t=92, b=44) | margin))
-    small = dict(title_font_size=12, tickfont_size=11, title_standoff=4, ticklen=3, automargin=False)
-    for number, (x0, x1, y0, y1) in enumerate(boxes, 1):
-        suffix = "" if number == 1 else str(number)
-        figure.layout[f"xaxis{suffix}"] = dict(domain=(x0, x1), anchor=f"y{suffix}", **small)
-        figure.layout[f"yaxis{suffix}"] = dict(domain=(y0, y1), anchor=f"x{suffix}", **small)
-    return figure
-
-
-def _at(number: int) -> dict:
-    suffix = "" if number == 1 else str(number)
-    return dict(xaxis=f"x{suffix}", yaxis=f"y{suffix}")
-
-
-def _axis(figure: go.Figure, letter: str, number: int):
-    return figure.layout[f"{letter}axis{'' if number == 1 else number}"]
-
-
 def _headline(x: float, text: str, role: str | None, y: float = 1.0) -> dict:
     colour = theme.ROLE[role].colour if role else theme.INK
     return dict(
@@ -116,11 +96,11 @@ def playback() -> go.Figure:
     expected information of every share at this step, information so far, effective sample size.
     """
     columns, rows = ((0.0, 0.30), (0.325, 0.625), (0.74, 1.0)), ((0.735, 1.0), (0.37, 0.635), (0.0, 0.25))
-    figure = _axes([column + row for row in rows for column in columns], height=640, t=76)
+    figure = place_axes([column + row for row in rows for column in columns], height=640, t=76)
     for column, (side, role) in enumerate(SIDES.items(), 1):
         for group, colour in enumerate(GROUPS, 1):
             first = dict(legendgroup=f"group{group}", showlegend=side == "policy")
-            people = dict(**_at(column), hoverinfo="skip")
+            people = dict(**at(column), hoverinfo="skip")
             tint = dict(fill="toself", fillcolor=theme.tint(colour, 0.3), line_width=0)
             figure.add_scatter(
                 meta=f"{side}/band{group}", name=f"filter, group {group}", mode="lines", **tint, **people, **first
@@ -128,14 +108,14 @@ def playback() -> go.Figure:
         for group, colour in enumerate(GROUPS, 1):
             mark = dict(color=theme.tint(colour, 0.8), symbol=("circle", "diamond")[group - 1], line_width=0)
             hover = dict(hovertemplate="step %{x}: %{customdata[0]} positive of %{customdata[1]:.0f} tests<extra></extra>")
-            people = dict(**_at(column), legendgroup=f"group{group}", showlegend=False)
+            people = dict(**at(column), legendgroup=f"group{group}", showlegend=False)
             figure.add_scatter(meta=f"{side}/tests{group}", mode="markers", marker=mark, **hover, **people)
         for group in (1, 2):
             first = dict(name="hidden truth", legendgroup="truth", showlegend=side == "policy" and group == 1)
             line = dict(color=theme.INK, width=1.4, dash="solid" if group == 1 else "dash")
-            figure.add_scatter(meta=f"{side}/truth{group}", mode="lines", line=line, **_at(column), hoverinfo="skip", **first)
+            figure.add_scatter(meta=f"{side}/truth{group}", mode="lines", line=line, **at(column), hoverinfo="skip", **first)
 
-        here = _at(3 + column)
+        here = at(3 + column)
         shading = dict(colorscale=_RIDGE, zmin=_FLAT, zmax=1, showscale=False, hoverinfo="skip")
         figure.add_heatmap(meta=f"{side}/ridge", **shading, **here)
         mark = dict(theme.marker(role, 5), opacity=0.5)
@@ -145,7 +125,7 @@ def playback() -> go.Figure:
         figure.add_scatter(meta=f"{side}/trend", mode="lines", line=line, hoverinfo="skip", showlegend=False, **here)
         figure.add_scatter(meta=f"{side}/share", mode="markers", marker=_now(role), **hover, **here)
 
-        here = dict(**_at(6 + column), showlegend=False, hoverinfo="skip")
+        here = dict(**at(6 + column), showlegend=False, hoverinfo="skip")
         for group, colour in enumerate(GROUPS, 1):
             mark = dict(color=theme.tint(colour, 0.4), size=3.5, symbol=("circle", "diamond")[group - 1], line_width=0)
             figure.add_scatter(meta=f"{side}/cloud{group}", mode="markers", marker=mark, **here)
@@ -158,27 +138,27 @@ def playback() -> go.Figure:
         figure.add_scatter(meta=f"{side}/rates", marker=mark, **number, **here)
 
     for side, role in SIDES.items():
-        figure.add_scatter(meta=f"{side}/curve", mode="lines", line=theme.line(role), showlegend=False, **_at(3))
-        figure.add_scatter(meta=f"{side}/chosen", mode="markers", marker=_now(role), showlegend=False, **_at(3))
-        figure.add_scatter(meta=f"{side}/gained", mode="lines", line=theme.line(role), showlegend=False, **_at(6))
-        figure.add_scatter(meta=f"{side}/ess", mode="lines", line=theme.line(role, 1.4), showlegend=False, **_at(9))
+        figure.add_scatter(meta=f"{side}/curve", mode="lines", line=theme.line(role), showlegend=False, **at(3))
+        figure.add_scatter(meta=f"{side}/chosen", mode="markers", marker=_now(role), showlegend=False, **at(3))
+        figure.add_scatter(meta=f"{side}/gained", mode="lines", line=theme.line(role), showlegend=False, **at(6))
+        figure.add_scatter(meta=f"{side}/ess", mode="lines", line=theme.line(role, 1.4), showlegend=False, **at(9))
 
     for number, title in ((1, "infected (people)"), (4, "tests to group 1 (%)"), (7, "recovery rate γ (1/time)")):
-        _axis(figure, "y", number).update(title_text=title)
+        axis_of(figure, "y", number).update(title_text=title)
     for number in (2, 5, 8):
-        _axis(figure, "y", number).update(matches=f"y{number - 1 if number > 2 else ''}", showticklabels=False)
+        axis_of(figure, "y", number).update(matches=f"y{number - 1 if number > 2 else ''}", showticklabels=False)
     for number in (1, 2):
-        _axis(figure, "x", number).update(showticklabels=False)
+        axis_of(figure, "x", number).update(showticklabels=False)
     for number in (4, 5, 6, 9):
-        _axis(figure, "x", number).update(title_text="step")
+        axis_of(figure, "x", number).update(title_text="step")
     for number in (7, 8):
-        _axis(figure, "x", number).update(title_text="infection rate β (1/time)", range=(0.08, 1.02))
-    _axis(figure, "y", 7).update(range=(0.08, 1.02))
-    _axis(figure, "y", 4).update(range=(0, 100), tickvals=(0, 50, 100))
-    _axis(figure, "x", 3).update(title_text="tests to group 1 (%)", range=(0, 100), tickvals=(0, 50, 100))
-    _axis(figure, "y", 3).update(title_text="EIG now (nats)")
-    _axis(figure, "y", 6).update(title_text="EIG so far (nats)")
-    _axis(figure, "y", 9).update(title_text="ESS / M", range=(0, 1.04))
+        axis_of(figure, "x", number).update(title_text="infection rate β (1/time)", range=(0.08, 1.02))
+    axis_of(figure, "y", 7).update(range=(0.08, 1.02))
+    axis_of(figure, "y", 4).update(range=(0, 100), tickvals=(0, 50, 100))
+    axis_of(figure, "x", 3).update(title_text="tests to group 1 (%)", range=(0, 100), tickvals=(0, 50, 100))
+    axis_of(figure, "y", 3).update(title_text="EIG now (nats)")
+    axis_of(figure, "y", 6).update(title_text="EIG so far (nats)")
+    axis_of(figure, "y", 9).update(title_text="ESS / M", range=(0, 1.04))
     centres = [sum(column) / 2 for column in columns]
     titles = zip(centres, (NAMES["adam"], NAMES["random"], "both"), ("method", "baseline1", None), strict=True)
     figure.layout.annotations = [_headline(x, text, role) for x, text, role in titles]
@@ -214,12 +194,12 @@ def draw_playback(figure, policy, other, setting, t: int, compartment: str = "in
         traces[f"{side}/gained"].update(x=time, y=np.append(0, trace.eig_jackknife[:t].cumsum()))
         traces[f"{side}/ess"].update(x=time[1:], y=trace.ess[:t] / setting.num_params)
     for number in (1, 2, 4, 5, 6, 9):
-        _axis(figure, "x", number).range = (0, setting.steps)
+        axis_of(figure, "x", number).range = (0, setting.steps)
     runs = (policy, other)
     people = nice(1.04 * max(_people(run, model, compartment)[1].max() for run in runs))
-    _axis(figure, "y", 1).update(range=(0, people), title_text=f"{compartment} (people)")
-    _axis(figure, "y", 3).range = (0, nice(1.1 * max(np.quantile(run.curve.max(1), 0.95) for run in runs)))
-    _axis(figure, "y", 6).range = (0, nice(1.04 * max(run.eig_jackknife.sum() for run in runs)))
+    axis_of(figure, "y", 1).update(range=(0, people), title_text=f"{compartment} (people)")
+    axis_of(figure, "y", 3).range = (0, nice(1.1 * max(np.quantile(run.curve.max(1), 0.95) for run in runs)))
+    axis_of(figure, "y", 6).range = (0, nice(1.04 * max(run.eig_jackknife.sum() for run in runs)))
     figure.layout.annotations[1].text = f"<b>{NAMES.get(other.policy, other.policy)}</b>"
 
 
@@ -302,9 +282,9 @@ def source_playback() -> go.Figure:
     """
     halves, thirds = ((0.0, 0.48), (0.52, 1.0)), ((0.0, 0.27), (0.31, 0.58), (0.71, 1.0))
     boxes = [(*half, 0.58, 1.0) for half in halves] + [(*half, 0.34, 0.49) for half in halves]
-    figure = _axes(boxes + [(*third, 0.0, 0.23) for third in thirds], height=760)
+    figure = place_axes(boxes + [(*third, 0.0, 0.23) for third in thirds], height=760, t=92)
     for column, (side, role) in enumerate(SIDES.items(), 1):
-        place = dict(**_at(column), hoverinfo="skip")
+        place = dict(**at(column), hoverinfo="skip")
         for sensor, colour in enumerate(GROUPS, 1):
             first = dict(name=f"sensor {sensor}", legendgroup=f"sensor{sensor}", showlegend=side == "policy")
             edge = dict(color=theme.ROLE[colour].colour, width=1.2)
@@ -320,7 +300,7 @@ def source_playback() -> go.Figure:
         mark = dict(color=theme.INK, size=7, symbol="circle")
         figure.add_scatter(meta=f"{side}/sensors", mode="markers", marker=mark, showlegend=False, **place)
 
-        place = dict(**_at(2 + column), showlegend=False, hoverinfo="skip")
+        place = dict(**at(2 + column), showlegend=False, hoverinfo="skip")
         for sensor, colour in enumerate(GROUPS, 1):
             tint = dict(fill="toself", fillcolor=theme.tint(colour, 0.25), line_width=0, mode="lines")
             figure.add_scatter(meta=f"{side}/predicted{sensor}", **tint, **place)
@@ -328,7 +308,7 @@ def source_playback() -> go.Figure:
             mark = dict(color=theme.ROLE[colour].colour, size=4.5, symbol=("circle", "diamond")[sensor - 1])
             figure.add_scatter(meta=f"{side}/heard{sensor}", mode="markers", marker=mark, **place)
 
-        place = dict(**_at(4 + column), showlegend=False, hoverinfo="skip")
+        place = dict(**at(4 + column), showlegend=False, hoverinfo="skip")
         mark = dict(color=theme.tint(role, 0.4), size=3.5, line_width=0)
         figure.add_scatter(meta=f"{side}/cloud", mode="markers", marker=mark, **place)
         levels = dict(coloring="none", start=0.5, end=0.9, size=0.4)
@@ -337,27 +317,29 @@ def source_playback() -> go.Figure:
         mark = dict(symbol="x-thin", size=9, line=dict(color="black", width=2.2))
         figure.add_scatter(meta=f"{side}/velocity", mode="markers", marker=mark, **place)
 
-    figure.add_scatter(meta="bound", name="full-state bound", mode="lines", line=theme.line("truth"), **_at(7))
+    figure.add_scatter(meta="bound", name="full-state bound", mode="lines", line=theme.line("truth"), **at(7))
     for side, role in SIDES.items():
-        figure.add_scatter(meta=f"{side}/gained", mode="lines", line=theme.line(role), showlegend=False, **_at(7))
+        figure.add_scatter(meta=f"{side}/gained", mode="lines", line=theme.line(role), showlegend=False, **at(7))
     for number in (1, 2):
         equal = dict(scaleanchor=f"x{number if number > 1 else ''}", constrain="domain")
-        _axis(figure, "y", number).update(**equal, showticklabels=number == 1)
-        _axis(figure, "x", number).update(constrain="domain", title_text="east (length)")
+        axis_of(figure, "y", number).update(**equal, showticklabels=number == 1)
+        axis_of(figure, "x", number).update(constrain="domain", title_text="east (length)")
     for number in (3, 4, 7):
-        _axis(figure, "x", number).title.text = "step"
+        axis_of(figure, "x", number).title.text = "step"
     for number, title in (
         (1, "north (length)"),
         (3, "log intensity"),
         (5, "velocity north (length/time)"),
         (7, "EIG so far (nats)"),
     ):
-        _axis(figure, "y", number).title.text = title
+        axis_of(figure, "y", number).title.text = title
     for number in (4, 6):
-        _axis(figure, "y", number).update(matches=f"y{number - 1}", showticklabels=False)
+        axis_of(figure, "y", number).update(matches=f"y{number - 1}", showticklabels=False)
     for number in (5, 6):
-        _axis(figure, "x", number).update(title_text="velocity east (length/time)", range=(0.48, 1.52), tickvals=(0.5, 1, 1.5))
-        _axis(figure, "y", number).update(range=(0.48, 1.52), tickvals=(0.5, 1, 1.5))
+        axis_of(figure, "x", number).update(
+            title_text="velocity east (length/time)", range=(0.48, 1.52), tickvals=(0.5, 1, 1.5)
+        )
+        axis_of(figure, "y", number).update(range=(0.48, 1.52), tickvals=(0.5, 1, 1.5))
     titles = zip((0.24, 0.76), (NAMES["adam"], NAMES["random"]), SIDES.values(), strict=True)
     figure.layout.annotations = [_headline(x, text, role) for x, text, role in titles]
     return figure.update_layout(legend=dict(y=1.04, font_size=12))
@@ -395,15 +377,15 @@ def draw_source_playback(figure, policy, other, model, t: int) -> None:
     seen = np.concatenate([policy.states[:, :2], sensors - _REACH, sensors + _REACH])
     low, high = seen.min(0), seen.max(0)
     for number in (1, 2):
-        _axis(figure, "x", number).range = (low[0], high[0])
-        _axis(figure, "y", number).range = (low[1], high[1])
+        axis_of(figure, "x", number).range = (low[0], high[0])
+        axis_of(figure, "y", number).range = (low[1], high[1])
     heard = np.concatenate([run.observations for run in (policy, other)])
     for number in (3, 4):
-        _axis(figure, "x", number).range = (0, steps)
-        _axis(figure, "y", number).range = (heard.min() - 0.5, heard.max() + 0.5)
+        axis_of(figure, "x", number).range = (0, steps)
+        axis_of(figure, "y", number).range = (heard.min() - 0.5, heard.max() + 0.5)
     total = max(run.eig_jackknife.sum() for run in (policy, other))
-    _axis(figure, "x", 7).range = (0, steps)
-    _axis(figure, "y", 7).range = (0, nice(1.04 * max(total, bound[-1])))
+    axis_of(figure, "x", 7).range = (0, steps)
+    axis_of(figure, "y", 7).range = (0, nice(1.04 * max(total, bound[-1])))
     figure.layout.annotations[1].text = f"<b>{NAMES.get(other.policy, other.policy)}</b>"
 
 
@@ -416,18 +398,18 @@ def _lobe(place: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
 
 def share() -> go.Figure:
     """One share of the tests for the whole outbreak: what it finds, and what it forgoes; see `draw_share`."""
-    figure = _axes([(0.0, 0.44, 0.0, 1.0), (0.56, 1.0, 0.0, 1.0)], height=theme.HEIGHT, t=56)
+    figure = place_axes([(0.0, 0.44, 0.0, 1.0), (0.56, 1.0, 0.0, 1.0)], height=theme.HEIGHT, t=56)
     for group, role in enumerate(GROUPS, 1):
         mark = dict(color=theme.tint(role, 0.6), size=5, symbol=("circle", "diamond")[group - 1])
-        figure.add_scatter(meta=f"found{group}", mode="markers", marker=mark, showlegend=False, hoverinfo="skip", **_at(1))
+        figure.add_scatter(meta=f"found{group}", mode="markers", marker=mark, showlegend=False, hoverinfo="skip", **at(1))
         line = dict(color=theme.ROLE[role].colour, width=2, dash=("solid", "dash")[group - 1])
-        figure.add_scatter(meta=f"expected{group}", name=f"positives in group {group}", mode="lines", line=line, **_at(1))
+        figure.add_scatter(meta=f"expected{group}", name=f"positives in group {group}", mode="lines", line=line, **at(1))
     lost = dict(fill="tozeroy", fillcolor=theme.tint("violation", 0.2), line=theme.line("violation", 1.5))
-    figure.add_scatter(meta="lost", name="information forgone", mode="lines", **lost, **_at(2))
+    figure.add_scatter(meta="lost", name="information forgone", mode="lines", **lost, **at(2))
     for number, title in ((1, "positive tests per step"), (2, f"forgone, mean of {WINDOW} steps (%)")):
-        _axis(figure, "x", number).title.text = "step"
-        _axis(figure, "y", number).title.text = title
-    _axis(figure, "y", 2).range = (0, 100)
+        axis_of(figure, "x", number).title.text = "step"
+        axis_of(figure, "y", number).title.text = title
+    axis_of(figure, "y", 2).range = (0, 100)
     return figure
 
 
@@ -452,31 +434,31 @@ def draw_share(figure, trace, model, share: float) -> tuple[float, float]:
     best = trace.curve.max(1)
     traces["lost"].update(x=steps, y=100 * (1 - trailing_mean(yours) / trailing_mean(best)))
     for number in (1, 2):
-        _axis(figure, "x", number).range = (0, len(steps))
-    _axis(figure, "y", 1).range = (0, nice(1.2 * most.max()))
+        axis_of(figure, "x", number).range = (0, len(steps))
+    axis_of(figure, "y", 1).range = (0, nice(1.2 * most.max()))
     return float(yours.sum()), float(best.sum())
 
 
 def simulator() -> go.Figure:
     """Simulated epidemics beside their noise-free limit, and the positives that tests would find; see `draw_simulator`."""
-    figure = _axes([(0.0, 0.44, 0.0, 1.0), (0.56, 1.0, 0.0, 1.0)], height=theme.HEIGHT, t=56)
+    figure = place_axes([(0.0, 0.44, 0.0, 1.0), (0.56, 1.0, 0.0, 1.0)], height=theme.HEIGHT, t=56)
     for group, role in enumerate(GROUPS, 1):
-        first = dict(legendgroup=f"group{group}", hoverinfo="skip", mode="lines", **_at(1))
+        first = dict(legendgroup=f"group{group}", hoverinfo="skip", mode="lines", **at(1))
         tint = dict(fill="toself", fillcolor=theme.tint(role, 0.2), line_width=0)
         figure.add_scatter(meta=f"band{group}", name=f"group {group}, 90 % of the paths", **tint, **first)
         line = dict(color=theme.tint(role, 0.35), width=0.8)
         figure.add_scatter(meta=f"paths{group}", showlegend=False, line=line, **first)
     for group, role in enumerate(GROUPS, 1):
         first = dict(name="no noise (ODE)", showlegend=group == 1, legendgroup="ode")
-        figure.add_scatter(meta=f"ode{group}", mode="lines", line=theme.line("truth", 1.8), **first, **_at(1))
+        figure.add_scatter(meta=f"ode{group}", mode="lines", line=theme.line("truth", 1.8), **first, **at(1))
         mark = dict(color=theme.ROLE[role].colour, size=4.5, symbol=("circle", "diamond")[group - 1])
-        figure.add_scatter(meta=f"found{group}", mode="markers", marker=mark, showlegend=False, **_at(2))
+        figure.add_scatter(meta=f"found{group}", mode="markers", marker=mark, showlegend=False, **at(2))
         line = dict(color=theme.ROLE[role].colour, width=1.5, dash=("solid", "dash")[group - 1])
-        figure.add_scatter(meta=f"expected{group}", mode="lines", line=line, showlegend=False, hoverinfo="skip", **_at(2))
-    _axis(figure, "y", 1).title.text = "infected (people)"
-    _axis(figure, "y", 2).title.text = "positive tests per step"
+        figure.add_scatter(meta=f"expected{group}", mode="lines", line=line, showlegend=False, hoverinfo="skip", **at(2))
+    axis_of(figure, "y", 1).title.text = "infected (people)"
+    axis_of(figure, "y", 2).title.text = "positive tests per step"
     for number in (1, 2):
-        _axis(figure, "x", number).title.text = "step"
+        axis_of(figure, "x", number).title.text = "step"
     return figure
 
 
@@ -510,29 +492,29 @@ def nested_filter() -> go.Figure:
     Filled by `draw_nested_filter`.
     """
     boxes = [(0.0, 0.42, 0.0, 1.0), (0.56, 1.0, 0.55, 1.0), (0.56, 1.0, 0.0, 0.33)]
-    figure = _axes(boxes, height=420, t=56)
+    figure = place_axes(boxes, height=420, t=56)
     levels = dict(coloring="fill", start=0.1, end=0.5, size=0.4)
     greys = [(0.0, "rgba(255,255,255,0)"), (0.5, "#E0E0E0"), (1.0, "#B5B5B5")]  # outside 90 %, 50 to 90, inside 50 %
     shading = dict(contours=levels, colorscale=greys, zmin=-0.1, zmax=0.7, line=dict(width=0), showscale=False)
-    figure.add_contour(meta="reference", name="reference, 50 and 90 %", showlegend=True, hoverinfo="skip", **shading, **_at(1))
+    figure.add_contour(meta="reference", name="reference, 50 and 90 %", showlegend=True, hoverinfo="skip", **shading, **at(1))
     mark = dict(color=theme.tint("method", 0.5), size=4, line_width=0)
-    figure.add_scatter(meta="cloud", name="filter", mode="markers", marker=mark, hoverinfo="skip", **_at(1))
+    figure.add_scatter(meta="cloud", name="filter", mode="markers", marker=mark, hoverinfo="skip", **at(1))
     mark = dict(symbol="x-thin", size=10, line=dict(color=theme.ROLE["violation"].colour, width=2.5))
-    figure.add_scatter(meta="rates", name="truth", mode="markers", marker=mark, **_at(1))
+    figure.add_scatter(meta="rates", name="truth", mode="markers", marker=mark, **at(1))
     for group, role in enumerate(GROUPS, 1):
         tint = dict(fill="toself", fillcolor=theme.tint(role, 0.3), line_width=0, mode="lines", hoverinfo="skip")
-        figure.add_scatter(meta=f"band{group}", name=f"group {group}", **tint, **_at(2))
+        figure.add_scatter(meta=f"band{group}", name=f"group {group}", **tint, **at(2))
     for group in (1, 2):
         line = dict(color=theme.INK, width=1.3, dash=("solid", "dash")[group - 1])
-        figure.add_scatter(meta=f"truth{group}", mode="lines", line=line, showlegend=False, hoverinfo="skip", **_at(2))
-    figure.add_scatter(meta="ess", mode="lines", line=theme.line("method", 1.5), showlegend=False, **_at(3))
+        figure.add_scatter(meta=f"truth{group}", mode="lines", line=line, showlegend=False, hoverinfo="skip", **at(2))
+    figure.add_scatter(meta="ess", mode="lines", line=theme.line("method", 1.5), showlegend=False, **at(3))
     box = dict(range=(0.08, 1.02))
-    _axis(figure, "x", 1).update(title_text="infection rate β₁ (1/time)", **box)
-    _axis(figure, "y", 1).update(title_text="recovery rate γ₁ (1/time)", **box)
-    _axis(figure, "y", 2).title.text = "infected (people)"
-    _axis(figure, "y", 3).update(title_text="ESS / M", range=(0, 1.04))
-    _axis(figure, "x", 2).update(showticklabels=False)
-    _axis(figure, "x", 3).title.text = "step"
+    axis_of(figure, "x", 1).update(title_text="infection rate β₁ (1/time)", **box)
+    axis_of(figure, "y", 1).update(title_text="recovery rate γ₁ (1/time)", **box)
+    axis_of(figure, "y", 2).title.text = "infected (people)"
+    axis_of(figure, "y", 3).update(title_text="ESS / M", range=(0, 1.04))
+    axis_of(figure, "x", 2).update(showticklabels=False)
+    axis_of(figure, "x", 3).title.text = "step"
     return figure
 
 
@@ -572,8 +554,8 @@ def draw_reference(figure, axes: tuple[np.ndarray, np.ndarray], probability: np.
     for group in (0, 1):
         traces[f"truth{group + 1}"].update(x=time, y=states[:, 1 + 2 * group])
     for number in (2, 3):
-        _axis(figure, "x", number).range = (0, len(states) - 1)
-    _axis(figure, "y", 2).range = (0, nice(1.3 * states[:, 1::2].max()))
+        axis_of(figure, "x", number).range = (0, len(states) - 1)
+    axis_of(figure, "y", 2).range = (0, nice(1.3 * states[:, 1::2].max()))
 
 
 def bias() -> go.Figure:
@@ -600,22 +582,22 @@ def ascent() -> go.Figure:
 
     The right half has a cloud and a mean for each estimator: `score`, `score/mean`, `pathwise`, `pathwise/mean`.
     """
-    figure = _axes([(0.0, 0.56, 0.0, 1.0), (0.7, 1.0, 0.0, 1.0)], height=theme.HEIGHT, t=56)
-    figure.add_scatter(meta="curve", name="gain", mode="lines", line=theme.line("reference"), **_at(1))
+    figure = place_axes([(0.0, 0.56, 0.0, 1.0), (0.7, 1.0, 0.0, 1.0)], height=theme.HEIGHT, t=56)
+    figure.add_scatter(meta="curve", name="gain", mode="lines", line=theme.line("reference"), **at(1))
     mark = dict(size=6, colorscale=theme.SEQUENTIAL, cmin=0, showscale=False, line=dict(color="white", width=0.5))
-    figure.add_scatter(meta="path", name="Adam, dark to light", mode="markers", marker=mark, **_at(1))
-    figure.add_scatter(meta="end", name="design played", mode="markers", marker=_now("method"), **_at(1))
+    figure.add_scatter(meta="path", name="Adam, dark to light", mode="markers", marker=mark, **at(1))
+    figure.add_scatter(meta="end", name="design played", mode="markers", marker=_now("method"), **at(1))
     for name, role in (("score", "baseline1"), ("pathwise", "method")):
         cloud = dict(mode="markers", marker=dict(color=theme.tint(role, 0.5), size=5), showlegend=False, hoverinfo="skip")
-        figure.add_scatter(meta=name, **cloud, **_at(2))
+        figure.add_scatter(meta=name, **cloud, **at(2))
         bars = dict(type="data", color="black", thickness=1.8, width=8)
         mean = dict(mode="markers", marker=dict(color="black", size=8, symbol=theme.ROLE[role].marker), error_y=bars)
-        figure.add_scatter(meta=f"{name}/mean", showlegend=False, **mean, **_at(2))
-    _axis(figure, "x", 1).update(title_text="tests to group 1 (%)", range=(0, 100))
-    _axis(figure, "y", 1).title.text = "expected information gain (nats)"
+        figure.add_scatter(meta=f"{name}/mean", showlegend=False, **mean, **at(2))
+    axis_of(figure, "x", 1).update(title_text="tests to group 1 (%)", range=(0, 100))
+    axis_of(figure, "y", 1).title.text = "expected information gain (nats)"
     kinds = dict(tickvals=(0, 1), ticktext=("score", "pathwise"), range=(-0.6, 1.6), showgrid=False)
-    _axis(figure, "x", 2).update(title_text="estimator", **kinds)
-    _axis(figure, "y", 2).title.text = "gradient, source model (nats/rad)"
+    axis_of(figure, "x", 2).update(title_text="estimator", **kinds)
+    axis_of(figure, "y", 2).title.text = "gradient, source model (nats/rad)"
     return figure
 
 
@@ -624,14 +606,14 @@ def comparison() -> go.Figure:
 
     Traces `values` and `differences`; see `draw_comparison`.
     """
-    figure = _axes([(0.0, 0.46, 0.0, 1.0), (0.54, 1.0, 0.0, 1.0)], height=400, l=186, t=40)
+    figure = place_axes([(0.0, 0.46, 0.0, 1.0), (0.54, 1.0, 0.0, 1.0)], height=400, l=186, t=40)
     for number, name in ((1, "values"), (2, "differences")):
         bars = dict(type="data", color=theme.INK, thickness=1.4, width=4)
         style = dict(mode="markers", error_x=bars, marker=dict(size=11, line=dict(color="white", width=1)))
-        figure.add_scatter(meta=name, showlegend=False, **style, **_at(number))
+        figure.add_scatter(meta=name, showlegend=False, **style, **at(number))
     figure.add_shape(type="line", x0=0, x1=0, y0=0, y1=1, xref="x2", yref="y2 domain", line=dict(color=theme.INK, width=1))
-    _axis(figure, "y", 2).update(matches="y", showticklabels=False)
-    _axis(figure, "y", 1).update(showgrid=True)
+    axis_of(figure, "y", 2).update(matches="y", showticklabels=False)
+    axis_of(figure, "y", 1).update(showgrid=True)
     return figure
 
 
@@ -657,11 +639,11 @@ def draw_comparison(figure, summary, pairs, metric: str) -> None:
         if name == "differences":
             low, high = min(low, 0.0), max(high, 0.0)
         pad = 0.06 * (high - low) or 0.5
-        _axis(figure, "x", number).range = (low - pad, high + pad)
-    _axis(figure, "x", 1).title.text = METRICS[metric]
-    _axis(figure, "x", 2).title.text = f"{NAMES[pairs['first'].iloc[0]]} − policy"
+        axis_of(figure, "x", number).range = (low - pad, high + pad)
+    axis_of(figure, "x", 1).title.text = METRICS[metric]
+    axis_of(figure, "x", 2).title.text = f"{NAMES[pairs['first'].iloc[0]]} − policy"
     order = list(label.values())[::-1]
-    _axis(figure, "y", 1).update(categoryorder="array", categoryarray=order, range=(-0.6, len(order) - 0.4))
+    axis_of(figure, "y", 1).update(categoryorder="array", categoryarray=order, range=(-0.6, len(order) - 0.4))
 
 
 def interval_factor(runs):
