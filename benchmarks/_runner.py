@@ -8,7 +8,8 @@ peer / ours, with the smallest and largest. Thread CPU time is the default clock
 import json
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -157,3 +158,16 @@ def write_json(rows: Iterable[Row], path: Path) -> None:
 def _time(seconds: float) -> str:
     unit, scale = ("s", 1) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("µs", 1e6)
     return f"{seconds * scale:.3g} {unit}"
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit torch to one thread, and restore."""
+    import torch  # not every lab needs it
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -8,13 +8,12 @@ ratio says how often ours would fit into it. All on one thread.
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 import torch
 
-from benchmarks._runner import Row, compare, interleave, ratio_row
+from benchmarks._runner import Row, compare, interleave, one_thread, ratio_row
 from labkit.design.belief import ParticleBelief
 from labkit.design.ces import CES
 from labkit.design.constraints import Budget, State, StepLimit
@@ -163,14 +162,3 @@ def learnt(rollouts: int, steps: int) -> ParticleBelief:
 def standing(belief: ParticleBelief) -> State:
     """Where the walks of `learnt` have arrived."""
     return STEP.init(belief.designs[:, -1], 25)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit torch to one thread, and restore."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -8,13 +8,12 @@ Where the peer is a limit in seconds, the ratio says how often ours would fit in
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 import torch
 
-from benchmarks._runner import Row, compare, interleave, ratio_row
+from benchmarks._runner import Row, compare, interleave, one_thread, ratio_row
 from labkit.design.online import peers
 from labkit.design.online.eig import debias, draw, eig, features, half_of, observe, predict, statistics
 from labkit.design.online.gradient import eig_grad, eig_grad_autograd
@@ -203,14 +202,3 @@ def moments(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.nda
         for column, rank in zip(values.T, order.T, strict=True)
     ]
     return mean, np.sqrt(weights @ (values - mean) ** 2), np.array(quantiles).T
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit torch to one thread, and restore."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

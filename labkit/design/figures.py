@@ -668,7 +668,7 @@ def draw_race(figure, summary: pd.DataFrame, pairs: pd.DataFrame, metric: str, p
     x, y = np.full(3 * len(heights), None), np.full(3 * len(heights), None)
     x[0::3], x[1::3], y[0::3], y[1::3] = 10**low, 10**high, heights, heights
     traces["published"].update(x=x, y=y)
-    notes = [f"{method}: published, other model variant" for method in published["method"]]
+    notes = [f"{method}, published" for method in published["method"]]
     traces["published/names"].update(x=np.full(len(heights), 10**high), y=heights, text=notes)
 
     half = 1.96 * pairs["difference_stderr"].fillna(0)
@@ -677,10 +677,11 @@ def draw_race(figure, summary: pd.DataFrame, pairs: pd.DataFrame, metric: str, p
         error_x_array=half, marker_color=[theme.ROLE[ROLES[policy]].colour for policy in pairs["second"]],
     )  # fmt: skip
     if not len(pairs):  # a policy alone
+        axis_of(figure, "x", 2).title.text = "nothing to compare with"
         return
     ends = min(0.0, float((pairs["difference"] - half).min())), max(0.0, float((pairs["difference"] + half).max()))
     pad = 0.08 * (ends[1] - ends[0]) or 0.5
-    title = f"KL of {NAMES[pairs['first'].iloc[0]]} − policy (nats)"
+    title = f"KL, {NAMES[pairs['first'].iloc[0]].partition(',')[0]} − policy (nats)"
     axis_of(figure, "x", 2).update(range=(ends[0] - pad, ends[1] + pad), title_text=title)
     axis_of(figure, "y", 2).range = (len(pairs) - 0.4, -0.6)
 

@@ -861,6 +861,6 @@ def race(runs: pd.DataFrame) -> Panel:
                 options=[("tree", "tree-2"), ("exact greedy", "greedy")], description="Compare the others with"
             ),
         },
-        caption="Left: best is top left; bars are 95 % intervals. Right: the same sources, starts and noise, paired: look "
-        "whether a bar crosses zero. In brackets, the number of pairs.",
+        caption="Left: best is top left; bars are 95 % intervals; dotted: the paper's, for another variant of the model. "
+        "Right: equal sources, starts and noise, paired (number in brackets): look whether a bar crosses zero.",
     )
