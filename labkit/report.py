@@ -123,7 +123,7 @@ def _markdown(reproduction: Reproduction) -> str:
 
 def _verdict_line(verdict: Verdict) -> str:
     word = "holds" if verdict.holds else "FAILS"
-    value = _text(verdict.value) + ("" if verdict.stderr is None else f" ± {_text(verdict.stderr)}")
+    value = _text(verdict.value) + ("" if pd.isna(verdict.stderr) else f" ± {_text(verdict.stderr)}")
     return f"{word}: {verdict.claim}: {value} (target {verdict.target}) [{verdict.source}]"
 
 

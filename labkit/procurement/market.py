@@ -133,7 +133,7 @@ class Market:
         for name in (value, cost) if group is None else (value, cost, group):
             if name not in table.columns:
                 raise ValueError(f"column {name!r} is missing; the table has {list(table.columns)}")
-        values, costs = _numbers(table[value]), _numbers(table[cost])
+        values, costs = _numbers(table[value], "> 0"), _numbers(table[cost], ">= 0")
         if group is None:
             return cls(values, [EmpiricalPrior(costs)] * len(values), budget), costs
         if table[group].isna().any():
@@ -214,10 +214,11 @@ def _check_priors(kinds: Sequence[Prior], which: np.ndarray) -> None:
                 raise ValueError(f"priors[{np.argmax(which == kind)}]: its lowest cost is {low}; expected a finite number ≥ 0")
 
 
-def _numbers(column: pd.Series) -> np.ndarray:
-    numbers = pd.to_numeric(column, errors="coerce")
-    bad = ~np.isfinite(numbers.to_numpy(dtype=float))
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise ValueError(f"column {column.name!r}, row {row}: {column.iloc[row]!r} is not a finite number")
-    return numbers.to_numpy(dtype=float)
+def _numbers(column: pd.Series, allowed: str) -> np.ndarray:
+    """The column as numbers "> 0" or ">= 0"."""
+    numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
+    good = np.isfinite(numbers) & (numbers > 0 if allowed == "> 0" else numbers >= 0)
+    if not good.all():
+        row = int(np.argmin(good))
+        raise ValueError(f"column {column.name!r}, row {row}: {column.iloc[row]!r} is not a finite number {allowed}")
+    return numbers

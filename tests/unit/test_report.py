@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from labkit.report import Reproduction, Verdict, show, write
+from labkit.report import Reproduction, Verdict, _verdict_line, show, write
 
 PERPLEXITY = pd.DataFrame(
     {
@@ -96,3 +96,8 @@ def test_markup_in_a_cell_is_shown_not_obeyed():
 def test_unknown_source_is_refused():
     with pytest.raises(ValueError, match=r"source: got 'rumour', allowed are paper, predecessor, ours"):
         Verdict("a claim", 1.0, None, "≥ 1", True, "rumour")
+
+
+def test_a_verdict_without_an_error_shows_none():
+    lines = [_verdict_line(Verdict("a claim", 0.5, stderr, "≥ 0", True, "ours")) for stderr in (None, math.nan)]
+    assert lines == ["holds: a claim: 0.500 (target ≥ 0) [ours]"] * 2

@@ -148,6 +148,17 @@ def test_a_cell_that_is_no_number_is_named_by_its_row(tmp_path):
         Market.from_csv(path, value="worth", cost="wage", budget=1.0)
 
 
+@pytest.mark.parametrize(
+    ("column", "number", "allowed"), [("value", 0.0, "> 0"), ("value", -3.0, "> 0"), ("cost", -1.0, ">= 0")]
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_number_out_of_range_is_named_in_whichever_half_it_falls(column, number, allowed, seed):
+    table = pd.DataFrame({"value": [1.0, 3.0, 2.0, 4.0], "cost": [2.0, 1.0, 1.0, 0.5], "group": ["x"] * 4})
+    table.loc[1, column] = number
+    with pytest.raises(ValueError, match=f"column '{column}', row 1: .*{number}.* is not a finite number {allowed}"):
+        Market.from_table(table, value="value", cost="cost", budget=2, group="group", seed=seed)
+
+
 def test_a_group_of_one_cannot_be_split(table):
     table.loc[0, "region"] = "E"
     with pytest.raises(ValueError, match="group 'E' of column 'region' has 1 row; expected at least 2"):
