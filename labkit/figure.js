@@ -4,13 +4,6 @@ const MESSAGES = [
   "addTraces", "restyle", "relayout", "update", "animate", "deleteTraces", "moveTraces", "removeLayoutProps", "removeTraceProps",
 ].map((name) => `_py2js_${name}`);
 
-// anywidget gives up on a model after two seconds, and its plot stays empty for good: too soon for a page that is busy.
-globalThis["labkit-patience"] ??= (() => {
-  const timeout = AbortSignal.timeout.bind(AbortSignal);
-  AbortSignal.timeout = (milliseconds) => timeout(milliseconds === 2000 ? 60_000 : milliseconds);
-  return true;
-})();
-
 async function load(model) {
   const id = model.get("_plotly").slice("IPY_MODEL_".length);
   const engine = await model.widget_manager.get_model(id);

@@ -2,6 +2,8 @@
 
 import threading
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -54,3 +56,11 @@ def base_law(distribution: Distribution) -> Distribution:
     while isinstance(distribution, Independent):
         distribution = distribution.base_dist
     return distribution
+
+
+@contextmanager
+def frozen(seed: int) -> Iterator[None]:
+    """Start torch's own random stream at `seed`, and put it back afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

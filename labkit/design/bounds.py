@@ -70,6 +70,11 @@ def spce(
     return own - torch.logaddexp(own, others) + math.log(num_contrastive + 1)
 
 
+def prior_contrastive(own: Tensor, others: Tensor) -> Tensor:
+    """ℓ_0 − log mean of e^ℓ over the own θ and L others: (B,), (B, L) -> (B,)."""
+    return own - torch.cat([own[:, None], others], 1).logsumexp(1) + math.log(1 + others.shape[1])
+
+
 def snmc(
     model: DesignModel, theta: Tensor, designs: Tensor, outcomes: Tensor, num_contrastive: int = 100_000, seed: int = 0
 ) -> Tensor:

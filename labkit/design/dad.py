@@ -13,7 +13,6 @@ x_{t+1} = `constraint.decode(state, u)`. It never proposes a forbidden design, a
 constraint. One trained without is projected, or starts a planner.
 """
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,11 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from labkit.design.bounds import prior_contrastive
 from labkit.design.constraints import Constraint, State, Unconstrained
 from labkit.design.models import DesignModel
 from labkit.design.networks import Units, check_history, descend, describe, read
+from labkit.randomness import frozen
 
 PULL = 5.0  # a limit of a tenth of the box is taken in full from a target a fifth of the box away
 
@@ -63,8 +64,7 @@ class DADNetwork(nn.Module):
         self.config = {"kind": "policy", "model": describe(model), "sizes": sizes, "constraint": _text(constraint)}
         self.units = Units(model)
         inputs = encoding + 1 + (0 if constraint is None else model.design_dim)
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(seed)
+        with frozen(seed):
             self.encode = nn.Sequential(
                 nn.Linear(model.design_dim + self.units.outcome_features, hidden[0]),
                 nn.ReLU(),
@@ -195,8 +195,7 @@ def contrastive_bound(network: DADNetwork, num_rollouts: int, num_contrastive: i
             representation = representation + network._encode(design, y)
             design = constraint.decode(state, network.propose(representation, t + 1, design))
             state = constraint.step(state, design)
-    everything = torch.cat([true[:, None], others], -1)
-    return true - everything.logsumexp(-1) + math.log(num_contrastive + 1)
+    return prior_contrastive(true, others)
 
 
 def load_policy(path: Path, model: DesignModel, constraint: Constraint | None = None) -> DADNetwork:

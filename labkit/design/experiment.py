@@ -21,7 +21,7 @@ from labkit.design.ces import CES
 from labkit.design.constraints import Budget, Constraint, Monotone, StepLimit
 from labkit.design.corridor import Corridor, optimal_path, planned_path
 from labkit.design.dad import DADPolicy, load_policy
-from labkit.design.loop import rollout, score
+from labkit.design.loop import BROKEN, rollout, score, worst_decile
 from labkit.design.models import DesignModel, LocationFinding, Pharmacokinetics
 from labkit.design.policies import (
     GreedyPolicy,
@@ -316,22 +316,14 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
         row = {"setting": setting, "policy": policy, "rollouts": len(cell)}
         for column in ("kl", "information", "spce"):
             row[column], row[f"{column}_stderr"] = cell[column].mean(), cell[column].sem()
-        row["worst_decile"] = _worst(cell)
+        row["worst_decile"] = worst_decile(cell["information"])
         if "error" in cell:
             row["median_error"] = cell["error"].median()
         row["plan_ms"], row["belief_ms"] = cell["plan_ms"].mean(), cell["belief_ms"].mean()
         row["least_ess"] = cell["ess"].min()
-        row["violations"] = int((cell["violation"] > _TOLERANCE).sum())
+        row["violations"] = int((cell["violation"] > BROKEN).sum())
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-_TOLERANCE = 1e-4  # of a constraint, in units of the design: float32 over 30 steps
-
-
-def _worst(cell: pd.DataFrame) -> float:
-    """Mean information of the worst tenth of the rollouts."""
-    return float(cell["information"].nsmallest(max(len(cell) // 10, 1)).mean())
 
 
 def differences(runs: pd.DataFrame) -> pd.DataFrame:
@@ -377,6 +369,7 @@ def reproduce(*, fast: bool = False, seeds: int | None = None, out: Path) -> Rep
         "both by importance sampling. spce: L = 10⁵, and for CES plugged in at L = 10⁷ from the importance estimate.",
         "± is the standard error over rollouts; differences are paired: equal parameters, first designs and outcome noise.",
         "plan_ms, belief_ms: processor time per decision and rollout.",
+        "Aims are ours throughout, also where the paper claims the direction. dad, step_dad: a network of 1,000 steps.",
         "published: sPCE as the paper prints it; its likelihood is that of the setting ces-100-published.",
     ]
     return Reproduction(tables, _verdicts(runs, corridor), notes)
@@ -398,18 +391,18 @@ def _verdicts(runs: pd.DataFrame, corridor: pd.DataFrame) -> list[Verdict]:
         value, stderr = float(row[column]), float(row[f"{column}_stderr"])
         verdicts.append(Verdict(title, value, stderr, f"≥ {target:g}", value >= target, "ours"))
 
-    def gain(claim: str, setting: str, first: str, second: str, target: float, source: str = "ours", slack: float = 0) -> None:
+    def gain(claim: str, setting: str, first: str, second: str, target: float, slack: float = 0) -> None:
         pair = _paired(runs[runs["setting"] == setting], first, second)
         value, stderr = pair["difference"], pair["difference_stderr"]
         wanted = f"≥ {target:g}" + (f" − {slack:g} s.e." if slack else "")
         title = f"{SETTINGS[setting].title}: {claim}, nats, {pair['rollouts']} pairs"
-        verdicts.append(Verdict(title, value, stderr, wanted, value >= target - slack * stderr, source))
+        verdicts.append(Verdict(title, value, stderr, wanted, value >= target - slack * stderr, "ours"))
 
     for delta in ("0.05", "0.1", "0.2"):
         setting = f"location-{delta}"
         level("KL of the tree (H = 2, m = 2), nats", setting, "tree-2", 9.5)
-        gain("tree minus the projected policy network", setting, "tree-2", "dad", 2, "paper")
-        gain("tree minus greedy with a variational belief", setting, "tree-2", "greedy_vi", 3, "paper")
+        gain("tree minus the projected policy network", setting, "tree-2", "dad", 2)
+        gain("tree minus greedy with a variational belief", setting, "tree-2", "greedy_vi", 3)
         gain("tree minus greedy with the exact belief", setting, "tree-2", "greedy", 0, slack=1)
         worst = summary.loc[(setting, "tree-2"), "worst_decile"] - summary.loc[(setting, "greedy"), "worst_decile"]
         title = f"{SETTINGS[setting].title}: worst decile of the tree minus that of exact greedy, nats"
@@ -422,10 +415,8 @@ def _verdicts(runs: pd.DataFrame, corridor: pd.DataFrame) -> list[Verdict]:
     level("KL of exact greedy, nats", "ces-100", "greedy", 15.0)
     level("KL of the nested tree (H = 2, m = 2), nats", "ces-100", "tree-2", 15.3)
     level("plug-in sPCE at L = 10⁷ of the nested tree, nats", "ces-100", "tree-2", 14, "spce")
-    gain("nested tree minus random walk", "ces-100", "tree-2", "random", 7, "paper")
-    gain(
-        "exact greedy inside the budget minus the same planner projected", "ces-100", "greedy", "greedy-projected", 3.5, "paper"
-    )
+    gain("nested tree minus random walk", "ces-100", "tree-2", "random", 7)
+    gain("exact greedy inside the budget minus the same planner projected", "ces-100", "greedy", "greedy-projected", 3.5)
     gain("nested tree minus exact greedy", "ces-100", "tree-2", "greedy", 0.3)
     level("KL of exact greedy, nats", "ces-150", "greedy", 15.8)
     both = runs[(runs["policy"] == "greedy") & runs["setting"].isin(["ces-100", "ces-150"])]
@@ -440,7 +431,7 @@ def _verdicts(runs: pd.DataFrame, corridor: pd.DataFrame) -> list[Verdict]:
         value = float(twelve[("lookahead", discount, depth)])
         title = f"corridor, T = 12: information of the planner with H = {depth}, γ = {discount:g}, nats (optimum {best:.4f})"
         verdicts.append(Verdict(title, value, None, f"= {target:.4f}", abs(value - target) < 1e-4, "ours"))
-    broken = int((runs["violation"] > _TOLERANCE).sum())
+    broken = int((runs["violation"] > BROKEN).sum())
     title = f"rollouts that broke a constraint, of {len(runs):,}"
     verdicts.append(Verdict(title, broken, None, "= 0", broken == 0, "ours"))
     return verdicts

@@ -33,7 +33,7 @@ from labkit.design.belief import ParticleBelief, PlanningParticles, check_likeli
 from labkit.design.estimates import EIGEstimate
 from labkit.design.models import DesignModel, check_designs, is_gaussian
 from labkit.errors import check_size
-from labkit.randomness import seeded_generator
+from labkit.randomness import frozen, seeded_generator
 
 METHODS = ("quadrature", "enumerate", "atoms", "pce", "nmc", "ace")
 
@@ -460,8 +460,7 @@ def _ace(
     Y = Y.expand(*batch, -1).flatten(0, -2)
     x = design.expand(*batch, -1).reshape(-1, 1, design.shape[-1])  # (B, 1, d)
     noise = model.noise((num_obs,), seeded_generator(seed, "ace noise"), design.dtype)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeded_generator(seed, "ace posterior").initial_seed())
+    with frozen(seeded_generator(seed, "ace posterior").initial_seed()):
         theta_0 = posterior.sample(X, Y, num_obs)  # (B, n, p)
         y = model.simulate(theta_0, x, noise)
         after = [history.repeat_interleave(num_obs, 0) for history in (torch.cat([X, x], 1), Y)]

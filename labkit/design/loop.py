@@ -26,6 +26,8 @@ from labkit.design.policies import Policy
 from labkit.errors import check_size
 from labkit.randomness import seeded_generator
 
+BROKEN = 1e-4  # of a constraint, in units of the design: float32 over 30 steps
+
 
 @dataclass(frozen=True, eq=False)
 class Step:
@@ -323,7 +325,7 @@ def summarise(table: pd.DataFrame, reference: str) -> pd.DataFrame:
     Returns:
         Indexed by `policy`: `kl`, `information`, `spce` with standard errors `…_se`; `worst_decile`, the mean information of
         the worst tenth; `gain`, the paired difference of `kl` to the reference, with `gain_se`; `violations`, rollouts
-        that broke the constraint by more than 1e-4.
+        that broke the constraint by more than `BROKEN`.
     """
     if reference not in set(table["policy"]):
         raise ValueError(f"reference={reference!r}: expected one of {', '.join(sorted(set(table['policy'])))}")
@@ -333,7 +335,12 @@ def summarise(table: pd.DataFrame, reference: str) -> pd.DataFrame:
     columns = {}
     for name in ("kl", "information", "spce"):
         columns |= {name: groups[name].mean(), f"{name}_se": groups[name].sem()}
-    columns["worst_decile"] = groups["information"].apply(lambda x: x.nsmallest(max(len(x) // 10, 1)).mean())
+    columns["worst_decile"] = groups["information"].apply(worst_decile)
     columns |= {"gain": gains.mean(), "gain_se": gains.sem()}
-    columns["violations"] = groups["violation"].apply(lambda x: int((x > 1e-4).sum()))
+    columns["violations"] = groups["violation"].apply(lambda x: int((x > BROKEN).sum()))
     return pd.DataFrame(columns).loc[list(groups.groups)]
+
+
+def worst_decile(values: pd.Series) -> float:
+    """Mean of the worst tenth, of at least one."""
+    return float(values.nsmallest(max(len(values) // 10, 1)).mean())

@@ -10,8 +10,7 @@ with frozen base noise `uniform` and `noise` (R, 1, n, m), so that a tree's valu
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from labkit.design.constraints import State
 from labkit.design.information import Posterior, ace_eig, node_eig
 from labkit.design.models import DesignModel, LinearGaussian
+from labkit.randomness import frozen
 
 ALL = slice(None)
 
@@ -252,11 +252,3 @@ def value_of(levels: Sequence[Level], discount: float = 1.0, leaf_value: float =
     value = sum(discount**depth * level.nodes.gain(level.design).mean(-1) for depth, level in enumerate(levels))
     left = levels[-1].after.budget if leaf_value and levels[-1].after.remaining else None
     return value if left is None else value + discount ** (len(levels) - 1) * leaf_value * left.mean(-1)
-
-
-@contextmanager
-def frozen(seed: int) -> Iterator[None]:
-    """Start torch's own random stream at `seed`, and put it back afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield

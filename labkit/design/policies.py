@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from labkit.design.belief import ParticleBelief, PlanningParticles
+from labkit.design.bounds import prior_contrastive
 from labkit.design.constraints import Constraint, Monotone, State
 from labkit.design.models import DesignModel
-from labkit.design.nodes import frozen
 from labkit.design.tree import Plan, TreePlanner
 from labkit.errors import check_size
-from labkit.randomness import seeded_generator
+from labkit.randomness import frozen, seeded_generator
 
 Policy = Callable[[ParticleBelief, State, int, torch.Generator], Tensor]
 
@@ -136,11 +136,6 @@ def contrastive_bound(model: DesignModel, theta: Tensor, noise: Tensor, designs:
     own = model.log_prob(y, theta[:batch, None], designs).sum(-1)
     others = model.log_prob(y[:, None], theta[None, batch:, None], designs).sum(-1)  # (B, L)
     return prior_contrastive(own, others).mean()
-
-
-def prior_contrastive(own: Tensor, others: Tensor) -> Tensor:
-    """ℓ_0 − log mean of e^ℓ over the own θ and L others: (B,), (B, L) -> (B,)."""
-    return own - torch.cat([own[:, None], others], 1).logsumexp(1) + math.log(1 + others.shape[1])
 
 
 class TreePolicy:

@@ -25,6 +25,7 @@ from torch.nn.functional import softplus
 from labkit.design.models import DesignModel, log_normal
 from labkit.design.networks import Units, check_history, descend, describe, read
 from labkit.errors import require
+from labkit.randomness import frozen
 
 HEADS = ("product", "joint", "nsf")
 SMALLEST_SCALE = 1e-4
@@ -219,8 +220,7 @@ class AmortizedPosterior(nn.Module):
         self.config = {"kind": "posterior", "model": describe(model), "sizes": sizes}
         self.units = Units(model)
         dim = len(self.units.theta_scale)
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(seed)
+        with frozen(seed):
             self.embed_design = _perceptron(model.design_dim, hidden, width)
             self.embed_outcome = _perceptron(self.units.outcome_features, hidden, width)
             self.queries = nn.Parameter(torch.randn(dim, width))

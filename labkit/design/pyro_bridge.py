@@ -13,6 +13,7 @@ from torch.distributions import Distribution, biject_to, constraints
 
 from labkit.design.models import DesignModel, check_bounds
 from labkit.design.priors import NO_SHAPE, Joint
+from labkit.randomness import frozen
 
 
 def to_pyro(model: DesignModel) -> Callable[[Tensor], Tensor]:
@@ -123,8 +124,7 @@ class _PyroModel(DesignModel):
         return self._trace_sites(design, data)[self.outcome]["fn"]
 
     def _trace_sites(self, design: Tensor, data: dict[str, Tensor] | None = None, seed: int = 0) -> dict[str, Any]:
-        with torch.random.fork_rng(devices=[]):  # the outcome is drawn too, and not used
-            torch.random.default_generator.manual_seed(seed)
+        with frozen(seed):  # the outcome is drawn too, and not used
             trace = poutine.trace(poutine.condition(self.program, data or {})).get_trace(design)
         return {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from labkit.report import Reproduction, Verdict, _verdict_line, show, write
+from labkit.report import Reproduction, Verdict, show, write
 
 PERPLEXITY = pd.DataFrame(
     {
@@ -98,6 +98,8 @@ def test_unknown_source_is_refused():
         Verdict("a claim", 1.0, None, "≥ 1", True, "rumour")
 
 
-def test_a_verdict_without_an_error_shows_none():
-    lines = [_verdict_line(Verdict("a claim", 0.5, stderr, "≥ 0", True, "ours")) for stderr in (None, math.nan)]
-    assert lines == ["holds: a claim: 0.500 (target ≥ 0) [ours]"] * 2
+def test_a_verdict_without_an_error_shows_none(tmp_path):
+    verdicts = [Verdict("a claim", 0.5, stderr, "≥ 0", True, "ours") for stderr in (None, math.nan)]
+    write(Reproduction({}, verdicts, []), tmp_path)
+    (text,) = (path.read_text(encoding="utf-8") for path in tmp_path.glob("*.md"))
+    assert text.count("holds: a claim: 0.500 (target ≥ 0) [ours]") == 2

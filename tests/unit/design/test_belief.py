@@ -7,27 +7,10 @@ from torch.distributions import Independent, Uniform
 from labkit.design.belief import DegenerateBeliefError, ParticleBelief, PlanningParticles, reweight
 from labkit.design.ces import CES
 from labkit.design.models import DesignModel, HyperbolicDiscounting, LinearGaussian, LocationFinding
+from tests.unit.design.histories import learnt, runs, seeded
 
 STEPS, ROLLOUTS, PARTICLES = 6, 40, 1000
 LG = LinearGaussian(lambda x: x, torch.tensor([[2.0, 0.6], [0.6, 1.0]]), 0.7, bounds=[[-2.0, -2.0], [2.0, 2.0]])
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def runs(model, rollouts, steps, seed=0):
-    """θ_0 (R, p), random designs (R, T, d) and their outcomes (R, T)."""
-    draw = generator(seed)
-    theta, designs = model.sample_prior((rollouts,), draw), model.sample_designs((rollouts, steps), draw)
-    return theta, designs, model.simulate(theta[:, None], designs, generator=draw)
-
-
-def learnt(model, designs, outcomes, num_particles=PARTICLES, seed=1, **options):
-    belief = ParticleBelief.prior(model, len(designs), num_particles, generator(seed), **options)
-    for t in range(designs.shape[1]):
-        belief = belief.update(designs[:, t], outcomes[:, t])
-    return belief
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +44,7 @@ def test_log_evidence_is_that_of_the_linear_gaussian_model(gaussian):
 
 
 def test_one_population_stays_weighted_while_its_effective_size_allows():
-    belief = ParticleBelief.prior(LG, 1, PARTICLES, generator())
+    belief = ParticleBelief.prior(LG, 1, PARTICLES, seeded())
     weak = belief.update(torch.full((1, 2), 0.1), torch.zeros(1))
     assert torch.equal(weak.v, belief.v)
     assert PARTICLES / 2 <= weak.ess.item() < PARTICLES
@@ -73,7 +56,7 @@ def test_one_population_stays_weighted_while_its_effective_size_allows():
 
 def test_tempering_reaches_an_outcome_that_no_particle_of_the_prior_explains():
     sharp = LinearGaussian(lambda x: x, torch.eye(1), 1e-4, bounds=[[-1.0], [1.0]])
-    belief = ParticleBelief.prior(sharp, 1, 500, generator()).update(torch.ones(1, 1), torch.tensor([4.0]))
+    belief = ParticleBelief.prior(sharp, 1, 500, seeded()).update(torch.ones(1, 1), torch.tensor([4.0]))
     assert belief.mean().item() == pytest.approx(4.0, abs=1e-4)
     assert belief.cov().sqrt().item() == pytest.approx(1e-4, rel=0.2)
     assert belief.log_evidence.item() == pytest.approx(-8 - 0.5 * math.log(2 * math.pi), abs=1.5)
@@ -121,7 +104,7 @@ def test_planning_does_not_change_what_is_learnt_next():
 
 
 def test_the_generator_given_to_the_prior_stays_free_for_other_uses():
-    draw, other = generator(), generator()
+    draw, other = seeded(), seeded()
     belief = ParticleBelief.prior(LG, 1, 10, draw)
     torch.randint(2**62, (), generator=other)
     assert torch.equal(torch.rand(3, generator=draw), torch.rand(3, generator=other))
@@ -143,14 +126,14 @@ def test_reweighting_is_bayes_rule_and_differentiable():
 
 
 def test_reweighting_and_updating_agree_without_resampling():
-    belief = ParticleBelief.prior(LG, 2, 300, generator())
+    belief = ParticleBelief.prior(LG, 2, 300, seeded())
     design, y = torch.full((2, 2), 0.2), torch.tensor([0.1, -0.1])
     particles = PlanningParticles(LG, belief.theta, belief.log_weights)
     torch.testing.assert_close(reweight(particles, design, y).log_weights, belief.update(design, y).log_weights)
 
 
 def test_a_subset_is_a_stratified_sample_in_random_order():
-    belief = ParticleBelief.prior(LG, 2, 400, generator()).update(torch.full((2, 2), 0.3), torch.tensor([1.0, -1.0]))
+    belief = ParticleBelief.prior(LG, 2, 400, seeded()).update(torch.full((2, 2), 0.3), torch.tensor([1.0, -1.0]))
     index = belief._choose(100, None)
     shares = belief.log_weights.exp().cumsum(1).gather(1, index.sort(1).values)
     strata = torch.arange(1, 101) / 100
@@ -171,8 +154,8 @@ def test_a_thinned_belief_keeps_the_history_and_learns_like_the_whole():
     assert torch.equal(small.v[0], small.v[2])
     assert not torch.equal(small.v[0], small.v[3])
     assert torch.equal(small.outcomes, outcomes.repeat_interleave(3, 0))
-    x = CES().sample_designs((2,), generator(9))
-    y = CES().simulate(theta, x, generator=generator(9))
+    x = CES().sample_designs((2,), seeded(9))
+    y = CES().simulate(theta, x, generator=seeded(9))
     after = small.update(x.repeat_interleave(3, 0), y.repeat_interleave(3))
     assert after.outcomes.shape == (6, 4)
     assert (after.ess >= 80).all()
@@ -201,14 +184,14 @@ class Bounded(DesignModel):
 
 
 def test_outcomes_that_most_particles_exclude_are_learnt_from():
-    belief = ParticleBelief.prior(Bounded(), 1, 2000, generator()).update(torch.zeros(1, 1), torch.tensor([1.4]))
+    belief = ParticleBelief.prior(Bounded(), 1, 2000, seeded()).update(torch.zeros(1, 1), torch.tensor([1.4]))
     assert belief.log_evidence.item() == pytest.approx(math.log(0.1), abs=0.3)
     assert 0.9 <= belief.theta.min() < 0.91
     assert belief.mean().item() == pytest.approx(0.95, abs=0.005)
 
 
 def test_impossible_outcomes_are_named():
-    belief = ParticleBelief.prior(Bounded(), 2, 50, generator())
+    belief = ParticleBelief.prior(Bounded(), 2, 50, seeded())
     with pytest.raises(DegenerateBeliefError, match=r"y=3 of rollout \[1\]: impossible under all 50 particles"):
         belief.update(torch.zeros(2, 1), torch.tensor([0.5, 3.0]))
     with pytest.raises(DegenerateBeliefError, match="y=3"):
@@ -235,7 +218,7 @@ class Simulator(DesignModel):
 )
 def test_bad_priors_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        ParticleBelief.prior(*arguments, generator())
+        ParticleBelief.prior(*arguments, seeded())
 
 
 @pytest.mark.parametrize(
@@ -250,17 +233,17 @@ def test_bad_priors_are_refused(arguments, message):
     ],
 )
 def test_bad_outcomes_are_refused(model, design, y, message):
-    belief = ParticleBelief.prior(model, 2, 10, generator())
+    belief = ParticleBelief.prior(model, 2, 10, seeded())
     with pytest.raises(ValueError, match=message):
         belief.update(design, y)
 
 
 def test_bad_sizes_of_subsets_are_refused():
-    belief = ParticleBelief.prior(LG, 1, 10, generator())
+    belief = ParticleBelief.prior(LG, 1, 10, seeded())
     for call in (lambda: belief.subset(0), lambda: belief.thin(1), lambda: belief.sample(0)):
         with pytest.raises(ValueError, match="num_particles="):
             call()
     with pytest.raises(ValueError, match="copies=0"):
         belief.thin(5, copies=0)
     with pytest.raises(ValueError, match="sweeps=0"):
-        ParticleBelief.prior(LG, 1, 10, generator(), sweeps=0)
+        ParticleBelief.prior(LG, 1, 10, seeded(), sweeps=0)

@@ -4,33 +4,15 @@ import pytest
 import torch
 from torch.distributions import Independent, Laplace, MultivariateNormal, Normal
 
-from labkit.design.belief import ParticleBelief
-from labkit.design.bounds import barber_agakov, information_is, plug_in_spce, snmc, spce
+from labkit.design.bounds import barber_agakov, information_is, plug_in_spce, prior_contrastive, snmc, spce
 from labkit.design.ces import CES
 from labkit.design.models import DesignModel, LinearGaussian, LocationFinding
+from tests.unit.design.histories import learnt, runs
 
 STEPS, RUNS = 5, 150
 LG = LinearGaussian(
     lambda x: x, torch.tensor([[2.0, 0.6], [0.6, 1.0]], dtype=torch.float64), 0.7, bounds=[[-2.0, -2.0], [2.0, 2.0]]
 )
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def runs(model, number, steps, seed=0):
-    """θ_0 (R, p), random designs (R, T, d) and their outcomes (R, T)."""
-    draw = generator(seed)
-    theta, designs = model.sample_prior((number,), draw), model.sample_designs((number, steps), draw)
-    return theta, designs, model.simulate(theta[:, None], designs, generator=draw)
-
-
-def learnt(model, designs, outcomes, num_particles=1000):
-    belief = ParticleBelief.prior(model, len(designs), num_particles, generator(1))
-    for t in range(designs.shape[1]):
-        belief = belief.update(designs[:, t], outcomes[:, t])
-    return belief
 
 
 def mean_stderr(values):
@@ -245,3 +227,8 @@ def test_bad_numbers_are_refused():
     for particles in (torch.ones(2, 1, 2), torch.ones(3, 9, 2), torch.ones(2, 9, 3), torch.ones(2, 2)):
         with pytest.raises(ValueError, match="particles: got shape"):
             information_is(LG, *ONES, particles)
+
+
+def test_prior_contrastive_estimate_is_at_most_log_l_plus_one():
+    own, others = torch.tensor([0.0, 3.0]), torch.tensor([[-900.0] * 9, [3.0] * 9])
+    assert prior_contrastive(own, others).tolist() == pytest.approx([math.log(10), 0.0], abs=1e-6)

@@ -5,13 +5,10 @@ import torch
 from torch.distributions import Normal
 
 from labkit.design.ces import CENSOR, CES, censored_log_prob
+from tests.unit.design.histories import seeded
 
 THETA = torch.tensor([0.2, 0.7, 0.2, 0.1, 0.0], dtype=torch.float64)
 DESIGN = torch.tensor([10.0, 20.0, 30.0, 12.0, 15.0, 25.0], dtype=torch.float64)
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(params=["standard", "published_code"])

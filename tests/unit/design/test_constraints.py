@@ -17,6 +17,7 @@ from labkit.design.constraints import (
     switching_cost,
 )
 from labkit.design.obstacles import Availability, Forbidden
+from tests.unit.design.histories import walk
 
 SQUARE = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
 GOODS = torch.tensor([[0.0], [100.0]]).expand(2, 6)
@@ -72,15 +73,6 @@ def moves(steps, batch, d, seed=1):
     generator = torch.Generator().manual_seed(seed)
     size = 10 ** (2.5 * torch.rand((steps, batch, 1), generator=generator) - 1.5)
     return size * torch.randn((steps, batch, d), generator=generator)
-
-
-def walk(constraint, x0, us):
-    """Decode move after move: path (batch, T, d) and the states before each design, and the last."""
-    states, path = [constraint.init(x0, len(us))], []
-    for u in us:
-        path.append(constraint.decode(states[-1], u))
-        states.append(constraint.step(states[-1], path[-1]))
-    return torch.stack(path, -2), states
 
 
 def unit_of(constraint):

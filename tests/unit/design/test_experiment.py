@@ -73,6 +73,12 @@ def test_a_run_within_a_budget_keeps_it(tmp_path):
     assert set(table["policy"]) == {"greedy"}
 
 
+def test_the_settings_of_the_paper_run_on_the_stored_networks(tmp_path):
+    recipe = Recipe(1, 1, 2, num_particles=60, num_draws=100, num_contrastive=200)
+    table = run_cell(("location-0.1", "copex", 0), recipe, tmp_path)
+    assert (table["violation"] <= 1e-4).all()
+
+
 # summaries
 
 

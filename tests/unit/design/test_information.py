@@ -21,14 +21,11 @@ from labkit.design.models import (
     LocationFinding,
     Pharmacokinetics,
 )
+from tests.unit.design.histories import seeded
 
 EXACT = 0.5 * math.log(5)  # p = 1, φ = 2, Σ = 1, σ = 1
 LINE = LinearGaussian(lambda x: x, torch.eye(1, dtype=torch.float64), 1.0, bounds=[[-3.0], [3.0]])
 TWO = torch.tensor([[2.0]], dtype=torch.float64)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def equal_weights(model, theta):
@@ -36,17 +33,17 @@ def equal_weights(model, theta):
 
 
 def prior_particles(model, number, seed=0):
-    return equal_weights(model, model.sample_prior((number,), generator(seed)))
+    return equal_weights(model, model.sample_prior((number,), seeded(seed)))
 
 
 def standard_normal(number, seed=0):
     """N(0, 1) at the midpoints of equal shares, in random order (N, 1)."""
-    level = (torch.randperm(number, generator=generator(seed)) + 0.5) / number
+    level = (torch.randperm(number, generator=seeded(seed)) + 0.5) / number
     return torch.special.ndtri(level.double())[:, None]
 
 
 def random_weights(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=generator(seed), dtype=dtype).log_softmax(-1)
+    return torch.randn(*shape, generator=seeded(seed), dtype=dtype).log_softmax(-1)
 
 
 class Exact:
@@ -94,7 +91,7 @@ def test_ace_with_the_exact_posterior_has_no_error_but_that_of_the_outcomes():
     X, Y = torch.zeros(1, 0, 1, dtype=torch.float64), torch.zeros(1, 0, dtype=torch.float64)
     values = [ace_eig(LINE, Exact(LINE), X, Y, TWO, num_obs=4000, num_contrastive=count).item() for count in (1, 8)]
     assert values[0] == pytest.approx(values[1], abs=1e-9)
-    belief = ParticleBelief.prior(LINE, 1, 10, generator())
+    belief = ParticleBelief.prior(LINE, 1, 10, seeded())
     estimate = eig(belief, TWO, method="ace", posterior=Exact(LINE), num_obs=4000, num_contrastive=1)
     assert estimate.value.item() == pytest.approx(values[0])
     assert abs(estimate.value.item() - EXACT) < 4 * estimate.stderr.item()
@@ -132,7 +129,7 @@ def mixture_entropy(weights, means, scales):
 
 @pytest.mark.parametrize("model", [LINE, Pharmacokinetics()], ids=["constant noise", "noise that depends on θ"])
 def test_quadrature_is_the_integral(model):
-    theta = model.sample_prior((6,), generator(1)).double()
+    theta = model.sample_prior((6,), seeded(1)).double()
     log_weights = random_weights(6)
     design = torch.full((1, 1), 2.5, dtype=torch.float64)
     mean, weights = model.mean(theta, design).numpy(), log_weights.exp().numpy()
@@ -145,7 +142,7 @@ def test_quadrature_is_the_integral(model):
 
 
 def test_the_standard_error_of_quadrature_is_that_of_its_particles():
-    values = [eig(equal_weights(LINE, torch.randn(300, 1, generator=generator(s)).double()), TWO) for s in range(40)]
+    values = [eig(equal_weights(LINE, torch.randn(300, 1, generator=seeded(s)).double()), TWO) for s in range(40)]
     spread = torch.stack([v.value for v in values]).std().item()
     assert values[0].stderr.item() == pytest.approx(spread, rel=0.35)
 
@@ -209,7 +206,7 @@ def test_atoms_of_ces_at_the_prior_agree_with_nested_monte_carlo():
 
 def test_enumeration_is_the_mutual_information_of_a_table():
     model = HyperbolicDiscounting()
-    theta = model.sample_prior((5,), generator()).double()
+    theta = model.sample_prior((5,), seeded()).double()
     design = torch.tensor([[40.0, 30.0]], dtype=torch.float64)
     log_weights = random_weights(5)
     w, p = log_weights.exp(), model.probability(theta, design)
@@ -269,7 +266,7 @@ def test_pyro_and_enumeration_agree_on_discounting():
 
 
 def test_chain_rule_in_any_order():
-    generator_ = generator(2)
+    generator_ = seeded(2)
     cov = torch.tensor([[2.0, 0.6, 0.1], [0.6, 1.0, 0.0], [0.1, 0.0, 0.5]], dtype=torch.float64)
     model = LinearGaussian(lambda x: x, cov, 0.7, bounds=[[-2.0] * 3, [2.0] * 3])
     designs = model.sample_designs((6,), generator_)
@@ -314,14 +311,14 @@ def test_an_outcome_that_does_not_depend_on_the_parameter_tells_nothing():
 
 
 def test_information_is_not_negative_and_at_most_the_entropies():
-    designs = LocationFinding().sample_designs((50,), generator(1))
+    designs = LocationFinding().sample_designs((50,), seeded(1))
     finite = prior_particles(LocationFinding(), 3)
     value = eig(finite, designs).value
     assert (value >= -1e-6).all()
     assert (value <= math.log(3) + 1e-6).all()
     assert value.max() > 0.1
     model = HyperbolicDiscounting()
-    binary = eig(prior_particles(model, 300), model.sample_designs((200,), generator(2)), method="enumerate").value
+    binary = eig(prior_particles(model, 300), model.sample_designs((200,), seeded(2)), method="enumerate").value
     assert (binary >= -1e-6).all()
     assert (binary <= math.log(2)).all()
 
@@ -336,9 +333,9 @@ def test_far_apart_outcomes_tell_which_particle_it_is():
 @pytest.mark.parametrize("method", ["quadrature", "pce", "nmc", "enumerate", "atoms"])
 def test_gradients_are_those_of_finite_differences(method):
     model = {"enumerate": HyperbolicDiscounting(), "atoms": Clipped(1.0)}.get(method, LocationFinding())
-    theta = model.sample_prior((12,), generator(4)).double()
-    design = model.sample_designs((2,), generator(5)).double()
-    logits = torch.randn(12, generator=generator(6), dtype=torch.float64)
+    theta = model.sample_prior((12,), seeded(4)).double()
+    design = model.sample_designs((2,), seeded(5)).double()
+    logits = torch.randn(12, generator=seeded(6), dtype=torch.float64)
     options = {"num_obs": 5, "num_contrastive": 4}
     if method in ("pce", "nmc"):  # which particles are drawn follows the weights, at their values
         call = lambda x: node_eig(model, theta, logits.log_softmax(0), x, method, **options)  # noqa: E731
@@ -350,7 +347,7 @@ def test_gradients_are_those_of_finite_differences(method):
 
 def test_quadrature_is_differentiable_in_the_spread_too():
     model = Pharmacokinetics()
-    theta = model.sample_prior((7,), generator(4)).double()
+    theta = model.sample_prior((7,), seeded(4)).double()
     design = torch.tensor([[2.0], [11.0]], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: node_eig(model, theta, random_weights(7), x), (design,), rtol=1e-4)
 
@@ -368,9 +365,9 @@ def test_contrastive_gradients_include_that_of_the_weights():
 @pytest.mark.parametrize("method", ["quadrature", "pce", "enumerate", "atoms"])
 def test_nodes_do_not_depend_on_their_batch(method, monkeypatch):
     model = {"enumerate": HyperbolicDiscounting(), "atoms": CES()}.get(method, LocationFinding())
-    theta = model.sample_prior((3, 1, 1, 40), generator(4))
+    theta = model.sample_prior((3, 1, 1, 40), seeded(4))
     log_weights = random_weights(3, 2, 4, 40, dtype=torch.float32)
-    design = model.sample_designs((3, 2, 4), generator(5))
+    design = model.sample_designs((3, 2, 4), seeded(5))
     options = {"num_obs": 6, "num_contrastive": 5, "method": method}
     whole = node_eig(model, theta, log_weights, design, **options)
     assert whole.shape == (3, 2, 4)
@@ -388,7 +385,7 @@ def test_nodes_do_not_depend_on_their_batch(method, monkeypatch):
 
 def test_estimates_repeat_bit_by_bit_and_seeds_differ():
     particles = prior_particles(LocationFinding(), 100)
-    designs = LocationFinding().sample_designs((4,), generator())
+    designs = LocationFinding().sample_designs((4,), seeded())
     first, second, other = (eig(particles, designs, method="pce", seed=seed).value for seed in (3, 3, 4))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
@@ -396,8 +393,8 @@ def test_estimates_repeat_bit_by_bit_and_seeds_differ():
 
 def test_a_particle_belief_and_its_particles_give_the_same():
     model = LocationFinding()
-    belief = ParticleBelief.prior(model, 2, 200, generator()).update(torch.full((2, 2), 0.4), torch.tensor([0.5, 2.0]))
-    designs = model.sample_designs((5,), generator(1))
+    belief = ParticleBelief.prior(model, 2, 200, seeded()).update(torch.full((2, 2), 0.4), torch.tensor([0.5, 2.0]))
+    designs = model.sample_designs((5,), seeded(1))
     expected = node_eig(model, belief.theta[1], belief.log_weights[1], designs)
     torch.testing.assert_close(eig(belief.rows(slice(1, 2)), designs).value, expected)
 
@@ -461,7 +458,7 @@ def test_bad_designs_are_refused(designs, message):
 
 def test_several_beliefs_or_too_wide_ones_are_refused():
     with pytest.raises(ValueError, match="expected one rollout"):
-        eig(ParticleBelief.prior(LINE, 2, 10, generator()), TWO)
+        eig(ParticleBelief.prior(LINE, 2, 10, seeded()), TWO)
     with pytest.raises(ValueError, match=r"spread over .* standard deviations.*take 'pce'"):
         eig(equal_weights(LINE, 1e6 * standard_normal(10)), TWO)
     with pytest.raises(ValueError, match="take ace_eig"):

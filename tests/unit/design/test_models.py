@@ -18,10 +18,7 @@ from labkit.design.models import (
     check_outcomes,
     is_gaussian,
 )
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.unit.design.histories import seeded
 
 
 def quadratic(dtype=torch.float64):

@@ -6,6 +6,7 @@ import torch
 from labkit.design.checker import violations
 from labkit.design.constraints import Budget, InfeasibleError, Intersection, StepLimit, require_feasible
 from labkit.design.obstacles import Availability, Forbidden
+from tests.unit.design.histories import walk
 
 SQUARE = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
 DISCS = [[0.3, 0.3, 0.15], [0.45, 0.4, 0.1], [0.0, 1.0, 0.2], [0.8, 0.2, 0.1]]
@@ -33,14 +34,6 @@ def constraint(request):
 def random_moves(steps, batch, seed=1):
     generator = torch.Generator().manual_seed(seed)
     return 2 * torch.randn((steps, batch, 2), generator=generator)
-
-
-def walk(constraint, x0, us):
-    states, path = [constraint.init(x0, len(us))], []
-    for u in us:
-        path.append(constraint.decode(states[-1], u))
-        states.append(constraint.step(states[-1], path[-1]))
-    return torch.stack(path, -2), states
 
 
 def test_ten_thousand_random_moves_give_feasible_paths(constraint):

@@ -15,7 +15,6 @@ from labkit.design.policies import (
     StaticPolicy,
     StepDADPolicy,
     TreePolicy,
-    prior_contrastive,
 )
 from labkit.design.tree import TreePlanner
 
@@ -213,8 +212,3 @@ class TestStepDAD:
     def test_settings_out_of_range(self, options, message):
         with pytest.raises(ValueError, match=message):
             StepDADPolicy(Constant(1.0), STEP, **{"steps": 3} | options)
-
-
-def test_prior_contrastive_estimate_is_at_most_log_l_plus_one():
-    own, others = torch.tensor([0.0, 3.0]), torch.tensor([[-900.0] * 9, [3.0] * 9])
-    assert prior_contrastive(own, others).tolist() == pytest.approx([math.log(10), 0.0], abs=1e-6)

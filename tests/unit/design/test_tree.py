@@ -23,14 +23,11 @@ from labkit.design.tree import (
     tree_value_recursive,
     unroll,
 )
-
-
-def rng(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.unit.design.histories import seeded
 
 
 def prior(model, rollouts=2, particles=200, seed=0):
-    return ParticleBelief.prior(model, rollouts, particles, rng(seed))
+    return ParticleBelief.prior(model, rollouts, particles, seeded(seed))
 
 
 def start_at(constraint, x, rollouts=2, steps=5):
@@ -40,7 +37,7 @@ def start_at(constraint, x, rollouts=2, steps=5):
 def draw_moves(branching, shape, seed=0, dtype=torch.float32):
     """Random moves of R × S trees with designs in R^d: shape (R, S, d)."""
     decisions, starts, d = shape
-    generator = rng(seed)
+    generator = seeded(seed)
     return [torch.randn(decisions, starts, n, d, generator=generator, dtype=dtype) for n in level_sizes(branching)]
 
 
@@ -59,7 +56,7 @@ def problem():
     """R = 2 decisions on location finding, S = 3 random trees each, H = 2, m = (3, 2)."""
     branching = (3, 2)
     root = ParticleNodes.root(prior(LOCATION), 60, "quadrature")
-    noise = BaseNoise.draw(LOCATION, 2, branching, rng(1))
+    noise = BaseNoise.draw(LOCATION, 2, branching, seeded(1))
     return root, start_at(STEP, [0.3, 0.6]), draw_moves(branching, (2, 3, 2)), noise
 
 
@@ -79,7 +76,7 @@ class TestValue:
 
     def test_recursion_of_other_beliefs(self):
         belief = prior(CURVE)
-        noise = BaseNoise.draw(CURVE, 2, (2, 2), rng())
+        noise = BaseNoise.draw(CURVE, 2, (2, 2), seeded())
         step = StepLimit(0.3, bounds=CURVE.bounds)
         problem = (GaussianNodes.root(belief), start_at(step, [1.0]), draw_moves((2, 2), (2, 2, 1)), noise, step)
         torch.testing.assert_close(tree_value(*problem), tree_value_recursive(*problem), rtol=1e-5, atol=1e-6)
@@ -107,7 +104,7 @@ class TestValue:
         root, state, moves, noise = doubled(*problem)
         moves = [move.clone().requires_grad_() for move in moves]
         grads = torch.autograd.grad(tree_value(root, state, moves, noise, STEP).sum(), moves)
-        generator, h = rng(3), 1e-5
+        generator, h = seeded(3), 1e-5
         for depth, grad in enumerate(grads):
             direction = torch.randn(grad.shape, generator=generator, dtype=torch.float64)
 
@@ -132,7 +129,7 @@ class TestValue:
     def test_branches_cover_the_outcomes_evenly(self, problem):
         """Without noise, one of four outcomes lies in each quarter of the expected ones."""
         root, state = problem[:2]
-        noise = BaseNoise.draw(LOCATION, 2, (4,), rng(2))
+        noise = BaseNoise.draw(LOCATION, 2, (4,), seeded(2))
         silent = BaseNoise(noise.uniform, (torch.zeros_like(noise.noise[0]),))
         levels = unroll(root, state, draw_moves((4,), (2, 3, 2)), silent, STEP)
         expected = LOCATION.mean(root.theta, levels[0].design[..., None, :])[:, :, 0]  # (R, S, N)
@@ -153,7 +150,7 @@ class TestValue:
         model = HyperbolicDiscounting()
         root = ParticleNodes.root(prior(model), 100, "enumerate")
         free = Unconstrained(model.bounds)
-        noise = BaseNoise.draw(model, 2, (4,), rng())
+        noise = BaseNoise.draw(model, 2, (4,), seeded())
         levels = unroll(root, start_at(free, [50.0, 100.0]), draw_moves((4,), (2, 1, 2)), noise, free)
         assert set(levels[1].outcome.unique().tolist()) <= {0.0, 1.0}
         gains = levels[1].nodes.gain(levels[1].design)
@@ -177,7 +174,7 @@ class TestFeasibility:
         moves = [4 * move for move in draw_moves((2, 2), (1, trees, 2))]
         root = ParticleNodes.root(prior(LOCATION, 1), 4, "quadrature")
         levels = unroll(
-            root, start_at(constraint, start.tolist(), 1), moves, BaseNoise.draw(LOCATION, 1, (2, 2), rng()), constraint
+            root, start_at(constraint, start.tolist(), 1), moves, BaseNoise.draw(LOCATION, 1, (2, 2), seeded()), constraint
         )
         for leaf in range(4):
             path = torch.stack([level.design[0, :, leaf // 2 ** (2 - depth)] for depth, level in enumerate(levels)], -2)
@@ -212,7 +209,7 @@ class TestFeasibility:
         for size in (0.1, 0.2, 0.4):
             constraint = StepLimit(size, bounds=CURVE.bounds) if family == "step" else Budget(2 * size, bounds=CURVE.bounds)
             planner = TreePlanner(CURVE, constraint, depth=1, iterations=30, starts=3, num_particles=40)
-            values.append(planner.plan(prior(CURVE), start_at(constraint, [1.0]), 4, generator=rng(5)).value)
+            values.append(planner.plan(prior(CURVE), start_at(constraint, [1.0]), 4, generator=seeded(5)).value)
         assert all((wide >= tight - 1e-3).all() for tight, wide in itertools.pairwise(values))
         assert (values[-1] > values[0]).all()
 
@@ -256,7 +253,7 @@ class TestOptimum:
         values, state = {}, start_at(STEP, [0.5, 0.5])
         for optimizer in ("adam", "slsqp"):
             planner = TreePlanner(LOCATION, STEP, depth=1, optimizer=optimizer, iterations=30, num_particles=60)
-            plan = planner.plan(prior(LOCATION), state, 4, generator=rng(2))
+            plan = planner.plan(prior(LOCATION), state, 4, generator=seeded(2))
             assert STEP.is_feasible(state, plan.design).all()
             values[optimizer] = plan.value
         torch.testing.assert_close(values["slsqp"], values["adam"], rtol=0.05, atol=0)  # they may climb different hills
@@ -266,7 +263,7 @@ class TestOptimum:
 
         def value(iterations, starts):
             planner = TreePlanner(LOCATION, STEP, depth=1, iterations=iterations, starts=starts, num_particles=60)
-            return planner.plan(belief, state, 4, generator=rng(4)).value
+            return planner.plan(belief, state, 4, generator=seeded(4)).value
 
         by_iterations = [value(iterations, 3) for iterations in (0, 1, 3, 8, 16)]
         by_starts = [value(4, starts) for starts in (1, 2, 4, 8)]
