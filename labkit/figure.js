@@ -13,11 +13,20 @@ async function load(model) {
   return typeof widget === "function" ? widget() : widget;
 }
 
+// anywidget turns away whatever the kernel sends to a model that took longer than two seconds, for good; so a plot that came
+// late on a busy machine would never follow a control. Once initialized, it takes its messages as any Jupyter widget does.
+function listen(model) {
+  const self = model.set({}); // Backbone returns the model behind anywidget's proxy
+  const { _handle_comm_msg: handle } = Object.getPrototypeOf(Object.getPrototypeOf(self));
+  self.comm?.on_msg(handle.bind(self));
+}
+
 export default () => {
   let ready;
   return {
     initialize(context) {
       const { model } = context;
+      listen(model);
       const early = []; // what the kernel sent before plotly was there
       const listeners = MESSAGES.map((name) => [`change:${name}`, () => early.push([name, model.get(name)])]);
       for (const listener of listeners) model.on(...listener);

@@ -282,7 +282,7 @@ class Panel(widgets.VBox):
         left = widgets.VBox([*column, self.status]).add_class("labkit-controls")
         note = widgets.HTML(caption).add_class("labkit-caption")
         right = widgets.VBox([plot, self.readout, note]).add_class("labkit-main")
-        self.children = [_Frame().add_class("labkit-frame"), widgets.Box([left, right]).add_class("labkit-body")]
+        self.children = [_Frame(_dom_classes=("labkit-frame",)), widgets.Box([left, right]).add_class("labkit-body")]
         self.add_class("labkit-panel").add_class(f"labkit-panel-{name}")
         if start:
             self.add_class("labkit-on-start")
@@ -320,10 +320,12 @@ class Panel(widgets.VBox):
     def cancel(self) -> None:
         """Stop the background work after its present step; what was drawn last stays."""
         with self._changed:
-            self._pending = None
             if self._job is not None:
                 self._job.cancelled.set()
                 self.status.value = "stopping…"
+            elif self._pending is not None:
+                self.status.value = "stopped"
+            self._pending = None
 
     def wait(self, timeout: float = 60.0) -> None:
         """Return when no background work is left; `TimeoutError` after `timeout` seconds."""
@@ -427,20 +429,20 @@ class Panel(widgets.VBox):
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._job, self._pending = self._pending, None
-                if self._job is None:
+                job, self._pending = self._pending, None
+                if job is None:
                     self._worker = None
                     self._set_running(False)
                     self._changed.notify_all()
                     return
-                self._error = None
+                self._job, self._error = job, None
                 self._bar.value, self._bar.max = 0, 1
                 self._set_running(True)
             try:
-                self._run(self._job)
+                self._run(job)
             except Exception as error:
-                with self._changed:
-                    if not self._job.cancelled.is_set():
+                with self._finished(job):
+                    if not job.cancelled.is_set():
                         self._report(error)
                         self._error = error
 
@@ -457,12 +459,18 @@ class Panel(widgets.VBox):
                     if step.result is not None:
                         self._show(step.result)
                 shown = time.monotonic()
-        with self._changed:
-            if self._pending is not None:  # a newer request has come: this result is no longer wanted
-                return
-            if latest is not None:
+        with self._finished(job):
+            if latest is not None and self._pending is None:  # else a newer request has come, and this result is not wanted
                 self._show(latest)
-            self.status.value = "stopped" if job.cancelled.is_set() else ""
+
+    @contextlib.contextmanager
+    def _finished(self, job: _Job) -> Iterator[None]:
+        """In one hold of the lock, so that nothing cancels a job that has said its last word."""
+        with self._changed:
+            yield
+            self._job = None
+            if self._pending is None and self._error is None:
+                self.status.value = "stopped" if job.cancelled.is_set() else ""
 
     def _steps(self, values: dict[str, Any]) -> Iterator[Progress]:
         if inspect.isgeneratorfunction(self._compute):

@@ -199,3 +199,22 @@ def test_a_narrow_page_puts_the_controls_above_and_the_figure_follows_the_width(
     plot_fits()
     assert box(".labkit-figure")["width"] != wide
     assert box(".labkit-figure")["height"] == 360
+
+
+def test_a_plot_that_comes_later_than_anywidget_waits_follows_its_controls(lab, notebook, unexpected):
+    lab.page.add_init_script(
+        """AbortSignal.timeout = () => {
+            const controller = new AbortController();
+            queueMicrotask(() => controller.abort());
+            return controller.signal;
+        };"""
+    )
+    panel = show(lab, notebook, MENU)
+    lines = ".scatterlayer .js-line"
+    before = panel.wait_for_selector(lines, state="attached").get_attribute("d")
+    panel.query_selector("select").press("ArrowDown")
+    lab.page.wait_for_function(
+        "([panel, lines, before]) => panel.querySelector(lines).getAttribute('d') !== before", arg=[panel, lines, before]
+    )
+    read_out_becomes(lab, panel, "^chosen: three$")
+    assert unexpected() == []

@@ -293,6 +293,46 @@ def test_cancel_stops_between_two_steps_and_keeps_what_was_reached():
     assert list(panel.figure.data[0].y) == [0, 3, 6]
 
 
+def cancel_when(panel, status):
+    panel.status.observe(lambda change: panel.cancel() if change["new"] == status else None, "value")
+
+
+def test_cancel_comes_too_late_once_the_work_is_done():
+    panel = make(background=True)
+    cancel_when(panel, "")
+    panel.slope.value = 3
+    panel.wait()
+    assert panel.status.value == ""
+    assert panel.readout.value == "ends at 12"
+
+
+def test_cancel_before_the_work_begins_leaves_nothing_to_wait_for():
+    gate = Gate()
+    panel = make(compute=gate, background=True, initial=X)
+    cancel_when(panel, "computing…")
+    panel.slope.value = 3
+    panel.wait()
+    assert panel.status.value == "stopped"
+    assert gate.asked == []
+
+
+def test_work_that_fails_after_it_was_cancelled_has_stopped():
+    begun, go = threading.Event(), threading.Event()
+
+    def fail(slope):
+        begun.set()
+        assert go.wait(30)
+        raise ValueError("cut short")
+
+    panel = make(compute=fail, background=True, initial=X)
+    panel.slope.value = 3
+    assert begun.wait(30)
+    panel.cancel()
+    go.set()
+    panel.wait()
+    assert panel.status.value == "stopped"
+
+
 def test_progress_without_a_result_draws_only_the_last_one():
     def climb(slope):
         yield Progress(1, 3)
