@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.errors import check_number
+from labkit.procurement._checks import floats
 from labkit.procurement.market import check_budget, check_costs
 from labkit.procurement.outcome import Outcome
 
@@ -67,7 +69,7 @@ def audit(mechanism: Callable[[np.ndarray], Outcome], costs: np.ndarray, budget:
         report_grid: reports to try (G,), finite, ≥ 0. The mechanism is called n G + 1 times.
     """
     costs, budget = np.atleast_2d(_costs(costs)), check_budget(budget)
-    reports = np.sort(np.asarray(report_grid, dtype=float))
+    reports = np.sort(floats("report_grid", report_grid, "finite numbers (G,) ≥ 0, G ≥ 1"))
     if reports.ndim != 1 or not reports.size or not (reports[0] >= 0 and reports[-1] < np.inf):
         raise ValueError(f"report_grid={report_grid}: expected finite numbers (G,) ≥ 0, G ≥ 1")
     dust = _DUST * budget
@@ -123,8 +125,7 @@ def threshold_payments(mechanism: Callable[[np.ndarray], Outcome], costs: np.nda
         Thresholds in the shape of `costs`, 0 for losers.
     """
     costs = _costs(costs)
-    if not 0 < highest < np.inf:
-        raise ValueError(f"highest={highest}: expected a finite number > 0")
+    check_number("highest", highest)
     rows = np.atleast_2d(costs)
     wins = mechanism(rows).allocation
     thresholds = np.zeros(rows.shape)
@@ -143,7 +144,7 @@ def threshold_payments(mechanism: Callable[[np.ndarray], Outcome], costs: np.nda
 
 
 def _costs(costs: np.ndarray) -> np.ndarray:
-    costs = np.asarray(costs, dtype=float)
+    costs = floats("costs", costs, "finite numbers ≥ 0")
     if not costs.size:
         raise ValueError(f"costs of shape {costs.shape}: expected at least one profile")
     return check_costs(costs, costs.shape[-1] if costs.ndim else 0)

@@ -24,11 +24,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from labkit.errors import check_number, check_size
+from labkit.procurement._checks import floats
 from labkit.procurement._profiles import BUDGET_SLACK, blocks
 from labkit.procurement.ex_ante import envelope, prices_at
 from labkit.procurement.market import Market, Objective, check_budget, check_costs
 from labkit.procurement.outcome import Outcome
-from labkit.procurement.priors import Prior, expected_cost, spend_curves
+from labkit.procurement.priors import Prior, check_prior, expected_cost, spend_curve, spend_curves
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def clock_auction(
     Returns:
         Outcome; a cost equal to the price sells.
     """
-    prices, budget = np.ascontiguousarray(prices, dtype=float), check_budget(budget)
+    prices, budget = np.ascontiguousarray(floats("prices", prices, "finite numbers ≥ 0")), check_budget(budget)
     if prices.ndim != 2 or not prices.size:
         raise ValueError(f"prices of shape {prices.shape}: expected (T, n) with T ≥ 1 rows")
     if not (prices[-1].min() >= 0 and prices[0].max() < np.inf):
@@ -111,8 +113,7 @@ def price_path(market: Market, objective: Objective, ticks: int = 4096) -> Price
 
 def falling_prices(market: Market, objective: Objective, ticks: int, total: float) -> tuple[np.ndarray, np.ndarray]:
     """λ (T,) from 0 to the first at which the prices p_i(λ) add up to at most `total`, and these prices (T, n)."""
-    if ticks < 2:
-        raise ValueError(f"ticks={ticks}: expected at least 2")
+    check_size("ticks", ticks, 2)
     scan = np.append(0.0, 2.0 ** np.arange(-40, 80, 0.125))
     prices = prices_at(market, objective, scan)
     last = scan[np.argmax(prices.sum(1) <= total)]
@@ -149,9 +150,13 @@ def iid_clock_value(prior: Prior, value: float, n: int, budget: float, objective
         budget: B > 0.
         objective: weights (a, b).
     """
-    if n < 1:
-        raise ValueError(f"n={n}: expected at least 1 seller")
+    check_size("n", n, 1)
+    check_number("value", value)
+    check_prior("prior", prior, continuous=True)
     top = prices_at(Market([value], [prior], budget), objective, np.zeros(1))[0, 0]
+    curve = spend_curve(prior, top=top)
+    if envelope(curve.spends, curve.probs).jumps.any():
+        raise ValueError(f"prior is irregular: expected a virtual cost φ that does not decrease up to the price {top}")
     k = np.arange(1, n + 1)
     bounds = np.minimum(budget / k, top)  # b_k
     q = prior.cdf(bounds)

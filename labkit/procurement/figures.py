@@ -505,7 +505,9 @@ def draw_allocation_map(figure: go.Figure, first: np.ndarray, second: np.ndarray
     """
     trace, shape = keyed(figure)["map2"], (len(second), len(first))
     region = outcome.allocation @ np.array([1, 2])
-    paid = np.array([f"{p:.3g} and {q:.3g}" for p, q in outcome.payments.tolist()], dtype=object)
+    amounts, which = np.unique(outcome.payments.round(4), return_inverse=True)
+    words = np.array([f"{p:.3g}" for p in amounts], dtype=object)[which.reshape(-1, 2)]
+    paid = words[:, 0] + " and " + words[:, 1]
     trace.update(x=first, y=second, z=region.reshape(shape), text=paid.reshape(shape))
     figure.layout.annotations[1].text = f"<b>{name}</b>"
 

@@ -13,6 +13,9 @@ t of types it picks the set S of sellers with probability y_{t,S}, and seller i 
 
 (DSIC), or the last line averaged over the other sellers' types (BIC). An expected allocation in [0, 1] per profile with
 Σ_i P_i ≤ B would be a larger problem: it buys at c > B with probability B / c, which no outcome can.
+
+HiGHS's tolerances are absolute, so money is counted in units of the budget, or of Σ_i max_t c_t if that is less: no optimum
+spends more. A type above the cap is never bought; any cost above the cap stands for its own.
 """
 
 import math
@@ -23,6 +26,8 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
+from labkit.errors import check_number, check_size
+from labkit.procurement.ex_ante import check_cap
 from labkit.procurement.market import Objective, check_budget, check_values
 from labkit.procurement.priors import DiscretePrior
 
@@ -80,12 +85,15 @@ def optimal_mechanism_lp(
         raise ValueError(f"budget_kind={budget_kind!r}: expected one of {BUDGET_KINDS}")
     if truth not in TRUTHS:
         raise ValueError(f"truth={truth!r}: expected one of {TRUTHS}")
+    cap = budget if price_cap is None or budget_kind == "ex_post" else check_cap(price_cap)
+    unit = min(budget, float(sum(prior.costs[-1] for prior in priors))) or budget
+    costs = [np.minimum(prior.costs, 2 * cap) / unit for prior in priors]
+    chances = [prior.probs for prior in priors]
     if budget_kind == "ex_post":
-        return _ex_post(values, priors, budget, objective, truth)
-    cap = budget if price_cap is None else price_cap
-    if not cap > 0:
-        raise ValueError(f"price_cap={price_cap}: expected a number > 0, inf, or None for the budget")
-    return _ex_ante(values, priors, budget, objective, cap)
+        solution = _ex_post(values / unit, costs, chances, objective, truth)
+        return LPSolution(unit * solution.value, solution.allocation, unit * solution.payments)
+    solution = _ex_ante(values / unit, costs, chances, objective, cap / unit)
+    return LPSolution(unit * solution.value, solution.allocation, tuple(unit * paid for paid in solution.payments))
 
 
 def prior_free_utility_lp(value: float, max_cost: float, points: int = 800) -> tuple[float, np.ndarray, np.ndarray]:
@@ -94,19 +102,18 @@ def prior_free_utility_lp(value: float, max_cost: float, points: int = 800) -> t
     max ρ over probabilities w with Σ_{p_k ≥ c} w_k (v − p_k) ≥ ρ (v − c) for all c on the grid of prices.
 
     Args:
-        value: v > 0.
+        value: v > 0, finite.
         max_cost: in (0, v).
         points: prices, evenly spaced in log(v − p), ≥ 2.
 
     Returns:
         ρ, the prices (points,) and their probabilities (points,).
     """
-    if not 0 < max_cost < value < np.inf:
-        raise ValueError(f"value={value}, max_cost={max_cost}: expected 0 < max_cost < value")
-    if points < 2:
-        raise ValueError(f"points={points}: expected at least 2")
-    margins = np.geomspace(value, value - max_cost, points)  # v − p
-    # variables ρ and G_j = Σ_{k≥j} w_k (v − p_k), so that w_j = (G_j − G_{j+1}) / (v − p_j)
+    check_number("value", value)
+    check_number("max_cost", max_cost, f"a number > 0 and below the value {value}", lambda c: 0 < c < value)
+    check_size("points", points, 2)
+    margins = np.geomspace(1.0, (value - max_cost) / value, points)  # (v − p) / v
+    # variables ρ and G_j = Σ_{k≥j} w_k (v − p_k) / v, so that w_j = (G_j − G_{j+1}) / ((v − p_j) / v)
     weight = sparse.diags_array([1 / margins, -1 / margins[:-1]], offsets=[0, 1])
     column = sparse.csr_array((points, 1))
     A = sparse.vstack(
@@ -118,14 +125,17 @@ def prior_free_utility_lp(value: float, max_cost: float, points: int = 800) -> t
     )
     gain = np.append(1.0, np.zeros(points))
     solution = _maximise(gain, A_ub=A, b_ub=np.append(np.zeros(2 * points), 1.0))
-    return float(solution[0]), value - margins, weight @ solution[1:]
+    return float(solution[0]), value * (1 - margins), weight @ solution[1:]
 
 
-def _ex_ante(values: np.ndarray, priors: list[DiscretePrior], budget: float, objective: Objective, cap: float) -> LPSolution:
+def _ex_ante(
+    values: np.ndarray, costs: list[np.ndarray], probs: list[np.ndarray], objective: Objective, cap: float
+) -> LPSolution:
+    """Money in units of the budget."""
     a, b = objective.payment_weight, objective.cost_weight
     blocks, gain, spend, upper = [], [], [], []
-    for v, prior in zip(values, priors, strict=True):
-        c, f, m = prior.costs, prior.probs, len(prior.costs)
+    for v, c, f in zip(values, costs, probs, strict=True):
+        m = len(c)
         pair, (true, report) = np.arange(m * m), np.indices((m, m)).reshape(2, -1)
         here, there = (sparse.csr_array((np.ones(m * m), (pair, index)), shape=(m * m, m)) for index in (true, report))
         # variables x (m,), P (m,). Neither a lie, P(s) − c_t x(s), nor staying out beats the truth, P(t) − c_t x(t)
@@ -139,26 +149,29 @@ def _ex_ante(values: np.ndarray, priors: list[DiscretePrior], budget: float, obj
     solution = _maximise(
         gain,
         A_ub=sparse.vstack([limits, sparse.csr_array(spend[None])]),
-        b_ub=np.append(np.zeros(limits.shape[0]), budget),
+        b_ub=np.append(np.zeros(limits.shape[0]), 1.0),
         bounds=np.stack([np.zeros(len(upper)), upper], axis=1),
     )
-    halves = np.split(solution, np.cumsum([len(prior.costs) for prior in priors for _ in range(2)])[:-1])
+    halves = np.split(solution, np.cumsum([len(c) for c in costs for _ in range(2)])[:-1])
     return LPSolution(float(gain @ solution), tuple(halves[::2]), tuple(halves[1::2]))
 
 
-def _ex_post(values: np.ndarray, priors: list[DiscretePrior], budget: float, objective: Objective, truth: str) -> LPSolution:
-    n, sizes = len(values), tuple(len(prior.costs) for prior in priors)
+def _ex_post(
+    values: np.ndarray, types: list[np.ndarray], probs: list[np.ndarray], objective: Objective, truth: str
+) -> LPSolution:
+    """Money in units of the budget."""
+    n, sizes = len(values), tuple(map(len, types))
     profiles = math.prod(sizes)
     if profiles * 2**n > LARGEST:
         raise ValueError(
             f"{profiles} profiles of types · {2**n} sets of sellers = {profiles * 2**n}: expected at most {LARGEST}"
         )
     index = np.indices(sizes).reshape(n, -1)  # (n, N) type of each seller in each profile
-    costs = np.stack([prior.costs[i] for prior, i in zip(priors, index, strict=True)])  # (n, N)
-    chance = np.prod([prior.probs[i] for prior, i in zip(priors, index, strict=True)], axis=0)  # (N,)
+    costs = np.stack([c[i] for c, i in zip(types, index, strict=True)])  # (n, N)
+    chance = np.prod([f[i] for f, i in zip(probs, index, strict=True)], axis=0)  # (N,)
     member = (np.arange(2**n)[:, None] >> np.arange(n)) & 1  # (2^n, n)
     total = costs.T @ member.T  # (N, 2^n) cost of each set
-    profile, chosen = np.nonzero(total <= budget * (1 + 1e-12))
+    profile, chosen = np.nonzero(total <= 1 + 1e-12)
     pairs = len(profile)  # probabilities y come first, then one rent z per pair and member
     pair, seller = np.nonzero(member[chosen])
     a, b = objective.payment_weight, objective.cost_weight
@@ -172,20 +185,18 @@ def _ex_post(values: np.ndarray, priors: list[DiscretePrior], budget: float, obj
     rent_column = pairs + np.arange(len(pair))
     rents = [rows(profile[pair[seller == i]], rent_column[seller == i], 1.0, profiles) for i in range(n)]  # U_i(t)
     bought = [rows(profile[pair[seller == i]], pair[seller == i], 1.0, profiles) for i in range(n)]  # P(i sells | t)
-    limits = [
-        rows(pair, rent_column, 1.0, pairs) + rows(np.arange(pairs), np.arange(pairs), total[profile, chosen] - budget, pairs)
-    ]
-    for i, prior in enumerate(priors):
+    limits = [rows(pair, rent_column, 1.0, pairs) + rows(np.arange(pairs), np.arange(pairs), total[profile, chosen] - 1, pairs)]
+    for i, (c, f) in enumerate(zip(types, probs, strict=True)):
         U, X, place, cost = rents[i], bought[i], index[i], costs[i]
         if truth == "BIC":
-            others = chance / prior.probs[place]
+            others = chance / f[place]
             mean = sparse.csr_array((others, (place, np.arange(profiles))), shape=(sizes[i], profiles))
-            U, X, place, cost = mean @ U, mean @ X, np.arange(sizes[i]), prior.costs
+            U, X, place, cost = mean @ U, mean @ X, np.arange(sizes[i]), c
         stride = 1 if truth == "BIC" else math.prod(sizes[i + 1 :])
         here = np.arange(len(place))
         for report in range(sizes[i]):
             there = here + (report - place) * stride
-            limits.append(U[there] + sparse.diags_array(prior.costs[report] - cost) @ X[there] - U)
+            limits.append(U[there] + sparse.diags_array(c[report] - cost) @ X[there] - U)
     A = sparse.vstack(limits)
     certain = rows(profile, np.arange(pairs), 1.0, profiles)
     solution = _maximise(gain, A_ub=A, b_ub=np.zeros(A.shape[0]), A_eq=certain, b_eq=np.ones(profiles))
@@ -195,7 +206,7 @@ def _ex_post(values: np.ndarray, priors: list[DiscretePrior], budget: float, obj
 
 
 def _maximise(gain: np.ndarray, **constraints) -> np.ndarray:
-    result = linprog(-gain, method="highs", **constraints)
+    result = linprog(-gain / (np.abs(gain).max() or 1.0), method="highs", **constraints)
     if not result.success:
         raise RuntimeError(f"HiGHS: {result.message}")
     return result.x

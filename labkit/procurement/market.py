@@ -20,7 +20,9 @@ from typing import Self
 import numpy as np
 import pandas as pd
 
-from labkit.procurement.priors import DiscretePrior, EmpiricalPrior, Prior, expected_cost, prior_key, stack
+from labkit.errors import check_number, check_size
+from labkit.procurement._checks import floats, generator, not_negative, refuse
+from labkit.procurement.priors import EmpiricalPrior, Prior, check_prior, expected_cost, prior_key, stack
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,12 @@ class Objective:
 
     def __post_init__(self):
         for name in ("payment_weight", "cost_weight"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(f"{name}={getattr(self, name)}: expected a finite number ≥ 0")
+            not_negative(name, getattr(self, name))
 
     @classmethod
     def mixture(cls, alpha: float) -> Self:
         """α · utility + (1 − α) · welfare, α in [0, 1]."""
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha={alpha}: expected a number in [0, 1]")
+        check_number("alpha", alpha, "a number in [0, 1]", lambda x: 0 <= x <= 1)
         return cls(alpha, 1 - alpha)
 
 
@@ -72,7 +72,7 @@ class Market:
 
     def __post_init__(self):
         object.__setattr__(self, "values", check_values(self.values))
-        object.__setattr__(self, "priors", tuple(self.priors))
+        object.__setattr__(self, "priors", tuple(self.priors) if np.iterable(self.priors) else (self.priors,))
         object.__setattr__(self, "budget", check_budget(self.budget))
         if len(self.priors) != self.n:
             raise ValueError(f"priors: got {len(self.priors)} for {self.n} values; expected one prior per seller")
@@ -85,7 +85,8 @@ class Market:
 
     def sample(self, size: int, rng: np.random.Generator) -> np.ndarray:
         """Draw `size` profiles of costs (S, n); each seller's draws lie together in memory."""
-        costs = np.empty((self.n, size))
+        check_size("size", size, 0)
+        costs, rng = np.empty((self.n, size)), generator(rng)
         for row, prior in zip(costs, self.priors, strict=True):
             np.maximum(prior.rvs(size=size, random_state=rng), 0.0, out=row)
         return costs.T
@@ -103,7 +104,15 @@ class Market:
         cls, path: str | Path, *, value: str, cost: str, budget: float, group: str | None = None, seed: int = 0
     ) -> tuple[Self, np.ndarray]:
         """A market of the rows of a CSV file (or of a compressed one); see `from_table`."""
-        return cls.from_table(pd.read_csv(path), value=value, cost=cost, budget=budget, group=group, seed=seed)
+        try:
+            # with a header, pandas renames a column that is there twice
+            header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].fillna("")
+            _check_columns(header, value, cost, group)
+            table = pd.read_csv(path)
+        except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
+            got = str(error).strip()
+            raise ValueError(f"path={str(path)!r}: expected a line of column names and a line per seller; {got}") from error
+        return cls.from_table(table, value=value, cost=cost, budget=budget, group=group, seed=seed)
 
     @classmethod
     def from_table(
@@ -127,12 +136,13 @@ class Market:
             The market and its sellers' costs (n,).
 
         Raises:
-            ValueError: a missing column, a cell that is no number or names no group (given by its row, counting from 0 below
-                the header), or a group of fewer than 2 rows.
+            ValueError: a column that is missing or there twice, no rows, a cell that is no number or names no group (given by
+                its row, counting from 0 below the header), or a group of fewer than 2 rows.
         """
-        for name in (value, cost) if group is None else (value, cost, group):
-            if name not in table.columns:
-                raise ValueError(f"column {name!r} is missing; the table has {list(table.columns)}")
+        _check_columns(table.columns, value, cost, group)
+        if table.empty:
+            raise ValueError(f"the table has the columns {list(table.columns)} and no rows; expected a row per seller")
+        check_size("seed", seed, 0)
         values, costs = _numbers(table[value], "> 0"), _numbers(table[cost], ">= 0")
         if group is None:
             return cls(values, [EmpiricalPrior(costs)] * len(values), budget), costs
@@ -162,7 +172,9 @@ class Market:
         return stack(self.priors)
 
     def _evaluate(self, function, prices: np.ndarray) -> np.ndarray:
-        prices = np.asarray(prices, dtype=float)
+        prices = floats("prices", prices, "numbers (n,)")
+        if prices.shape != (self.n,):
+            raise ValueError(f"prices of shape {prices.shape}: expected (n,) with n = {self.n} sellers")
         out = np.empty(self.n)
         for prior, index in self._stacked:
             out[index] = function(prior, prices[index])
@@ -171,47 +183,45 @@ class Market:
 
 def check_values(values: np.ndarray) -> np.ndarray:
     """Values as float64 (n,), n ≥ 1, finite and > 0, or a ValueError."""
-    values = np.asarray(values, dtype=float)
+    values = floats("values", values, "finite numbers > 0")
     if values.ndim != 1 or not values.size:
         raise ValueError(f"values of shape {values.shape}: expected (n,) with n ≥ 1 sellers")
-    _refuse("values", values, ~((values > 0) & (values < np.inf)), "finite numbers > 0")
+    refuse("values", values, ~((values > 0) & (values < np.inf)), "finite numbers > 0")
     return values
 
 
 def check_costs(costs: np.ndarray, n: int) -> np.ndarray:
     """Costs as float64 (n,) or (S, n), finite and ≥ 0, or a ValueError."""
-    costs = np.asarray(costs, dtype=float)
+    costs = floats("costs", costs, "finite numbers ≥ 0")
     if costs.ndim not in (1, 2) or costs.shape[-1] != n:
         raise ValueError(f"costs of shape {costs.shape}: expected (n,) or (S, n) with n = {n} sellers")
     if costs.size and not (costs.min() >= 0 and costs.max() < np.inf):
-        _refuse("costs", costs, ~((costs >= 0) & (costs < np.inf)), "finite numbers ≥ 0")
+        refuse("costs", costs, ~((costs >= 0) & (costs < np.inf)), "finite numbers ≥ 0")
     return costs
 
 
 def check_budget(budget: float) -> float:
     """A finite budget > 0, or a ValueError."""
-    if not 0 < budget < np.inf:
-        raise ValueError(f"budget={budget}: expected a finite number > 0")
-    return float(budget)
-
-
-def _refuse(name: str, array: np.ndarray, bad: np.ndarray, allowed: str) -> None:
-    if bad.any():
-        where = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise ValueError(f"{name}[{', '.join(map(str, where))}]={array[where]}: expected {allowed}")
+    return check_number("budget", budget)
 
 
 def _check_priors(kinds: Sequence[Prior], which: np.ndarray) -> None:
     for kind, prior in enumerate(kinds):
-        for method in ("cdf", "ppf", "rvs") + (() if isinstance(prior, DiscretePrior) else ("pdf",)):
-            if not hasattr(prior, method):
-                hint = "; make discrete costs a DiscretePrior" if hasattr(prior, "pmf") else ""
-                raise ValueError(f"priors[{np.argmax(which == kind)}] has no {method}: expected cdf, pdf, ppf and rvs{hint}")
+        check_prior(f"priors[{np.argmax(which == kind)}]", prior)
     for prior, index in stack(kinds):
         lowest, median = (np.broadcast_to(prior.ppf(np.full(len(index), q)), len(index)) for q in (0.0, 0.5))
         for kind, low, middle in zip(index, lowest, median, strict=True):
             if not -_ROUNDING * middle <= low < np.inf:
                 raise ValueError(f"priors[{np.argmax(which == kind)}]: its lowest cost is {low}; expected a finite number ≥ 0")
+
+
+def _check_columns(columns: Sequence[str], value: str, cost: str, group: str | None) -> None:
+    columns = list(columns)
+    for name in (value, cost) if group is None else (value, cost, group):
+        if name not in columns:
+            raise ValueError(f"column {name!r} is missing; the table has {columns}")
+        if columns.count(name) > 1:
+            raise ValueError(f"column {name!r} is there {columns.count(name)} times; expected it once, the table has {columns}")
 
 
 def _numbers(column: pd.Series, allowed: str) -> np.ndarray:
@@ -220,5 +230,7 @@ def _numbers(column: pd.Series, allowed: str) -> np.ndarray:
     good = np.isfinite(numbers) & (numbers > 0 if allowed == "> 0" else numbers >= 0)
     if not good.all():
         row = int(np.argmin(good))
-        raise ValueError(f"column {column.name!r}, row {row}: {column.iloc[row]!r} is not a finite number {allowed}")
+        cell = column.iloc[row]
+        got = "an empty cell" if pd.isna(cell) else repr(cell) if isinstance(cell, str) else cell
+        raise ValueError(f"column {column.name!r}, row {row}: {got} is not a finite number {allowed}")
     return numbers

@@ -21,6 +21,8 @@ from functools import cache, partial
 import numpy as np
 from scipy import stats
 
+from labkit.errors import check_number, check_size
+from labkit.procurement._checks import floats, generator
 from labkit.procurement._profiles import BUDGET_SLACK, blocks
 from labkit.procurement.clock import falling_prices
 from labkit.procurement.ex_ante import ExAnteSolution, prices_at, solve_ex_ante
@@ -42,13 +44,13 @@ def post_prices(costs: np.ndarray, prices: np.ndarray, budget: float, order: np.
 
     Args:
         costs: (n,) or (S, n); who costs at most its price accepts.
-        prices: (n,) ≥ 0.
+        prices: (n,), finite, ≥ 0.
         budget: B > 0.
         order: sellers in the order of the offers, a permutation (n,); None means by index.
     """
-    prices = np.asarray(prices, dtype=float)
-    if prices.ndim != 1 or not (prices >= 0).all():
-        raise ValueError(f"prices={prices}: expected numbers (n,) ≥ 0")
+    prices = floats("prices", prices, "finite numbers (n,) ≥ 0")
+    if prices.ndim != 1 or not ((prices >= 0) & (prices < np.inf)).all():
+        raise ValueError(f"prices={prices}: expected finite numbers (n,) ≥ 0")
     order = np.arange(len(prices)) if order is None else np.asarray(order)
     if sorted(order.tolist()) != list(range(len(prices))):
         raise ValueError(f"order={order}: expected a permutation of 0 … {len(prices) - 1}")
@@ -77,20 +79,20 @@ def sequential_posted_prices(
             the set that is worth most and fits the budget, for up to 20 sellers.
         scale: s > 0; prices are computed for the budget s B, capped at B.
         rng: draws the random order and the lottery, if there is one; None means a generator of seed 0.
-        solution: the ex-ante optimum at the scaled budget, if it is at hand; None solves for it.
+        solution: the ex-ante optimum of this market at the scaled budget, if it is at hand; None solves for it.
     """
     for name, got, allowed in (("order", order, ORDERS), ("selection", selection, SELECTIONS)):
         if got not in allowed:
             raise ValueError(f"{name}={got!r}: expected one of {allowed}")
-    if not 0 < scale < np.inf:
-        raise ValueError(f"scale={scale}: expected a finite number > 0")
+    check_number("scale", scale)
     if selection == "knapsack" and market.n > MOST_SETS:
         raise ValueError(f"selection='knapsack' lists all sets of sellers: got n = {market.n}, allowed are at most {MOST_SETS}")
-    costs = check_costs(costs, market.n)
-    rng = np.random.default_rng(0) if rng is None else rng
+    costs, rng = check_costs(costs, market.n), generator(rng)
     if solution is None:
         scaled = market if scale == 1 else replace(market, budget=scale * market.budget)
         solution = solve_ex_ante(scaled, objective, price_cap=market.budget)
+    elif len(solution.prices) != market.n:
+        raise ValueError(f"solution has {len(solution.prices)} prices: expected one for each of the n = {market.n} sellers")
     limit = market.budget * (1 + BUDGET_SLACK)
 
     def post(costs: np.ndarray, prices: np.ndarray) -> Outcome:
@@ -177,24 +179,24 @@ def optimal_sequential_prices(
         raise ValueError(f"values: got {len(values)} sellers; allowed are at most 4")
     market = Market(values, [DiscretePrior(c, f) for c, f in zip(types, probs, strict=True)], budget)
     a, b = objective.payment_weight, objective.cost_weight
-    offers = []  # of each seller: (price, probability of acceptance, E[gain])
+    offers = []  # of each seller: (share of the budget, probability of acceptance, E[gain])
     for v, prior in zip(market.values, market.priors, strict=True):
         q = np.cumsum(prior.probs)
         gains = (v - a * prior.costs) * q - b * np.cumsum(prior.costs * prior.probs)
-        offers.append(list(zip(prior.costs.tolist(), q.tolist(), gains.tolist(), strict=True)))
+        offers.append(list(zip((prior.costs / market.budget).tolist(), q.tolist(), gains.tolist(), strict=True)))
 
     @cache
     def best(sellers: frozenset[int], left: float) -> float:
         most = 0.0
         for i in sellers:
             others = sellers - {i}
-            for price, q, gain in offers[i]:
-                if price <= left + BUDGET_SLACK * market.budget:
-                    after = round(left - price, 12)  # one state for sums that differ by rounding
+            for share, q, gain in offers[i]:
+                if share <= left + BUDGET_SLACK:
+                    after = round(left - share, 13)  # one state for sums that differ by rounding
                     most = max(most, gain + q * best(others, after) + (1 - q) * best(others, left))
         return most
 
-    return best(frozenset(range(market.n)), market.budget)
+    return best(frozenset(range(market.n)), 1.0)
 
 
 def uniform_posted_price(
@@ -206,11 +208,14 @@ def uniform_posted_price(
         costs: reported costs (n,) or (S, n).
         market: values and budget; the priors are not used.
         objective: what the price is tuned for.
-        training: other profiles (R, n).
-        num_prices: candidates, evenly spaced up to the budget, the highest value or the highest training cost, whichever is
-            least.
+        training: other profiles (R, n), R ≥ 1.
+        num_prices: ≥ 1 candidates, evenly spaced up to the budget, the highest value or the highest training cost, whichever
+            is least.
     """
     training = np.atleast_2d(check_costs(training, market.n))
+    if not training.size:
+        raise ValueError(f"training of shape {training.shape}: expected (R, n) with R ≥ 1 profiles")
+    check_size("num_prices", num_prices, 1)
     order = np.argsort(-market.values, kind="stable")
     highest = min(market.budget, market.values.max(), training.max())
     candidates = highest * np.arange(1, num_prices + 1) / num_prices
@@ -232,8 +237,7 @@ def monopsony_posted_prices(
         objective: weights (a, b).
         rng: draws an order for each profile; None means a generator of seed 0.
     """
-    costs = check_costs(costs, market.n)
-    rng = np.random.default_rng(0) if rng is None else rng
+    costs, rng = check_costs(costs, market.n), generator(rng)
     prices, limit = prices_at(market, objective, np.zeros(1))[0], market.budget * (1 + BUDGET_SLACK)
     return _offer(costs, prices, partial(_serve, prices=prices, limit=limit, order=rng))
 
@@ -244,12 +248,21 @@ def posted_price_bound(k: np.ndarray | float) -> np.ndarray | float:
     Args:
         k: B / max_i p_i ≥ 1, any shape; inf gives 1.
     """
-    k = np.asarray(k, dtype=float)
+    k = floats("k", k, "numbers ≥ 1")
     if not (k >= 1).all():
         raise ValueError(f"k={k}: expected numbers ≥ 1")
     finite = np.where(np.isinf(k), 1.0, k)
-    bound = np.where(np.isinf(k), 1.0, (1 - 1 / finite) * (1 - stats.poisson.pmf(np.floor(finite), finite)))
+    bound = np.where(np.isinf(k), 1.0, (1 - 1 / finite) * (1 - _mode_chance(finite)))
     return bound if bound.ndim else float(bound)
+
+
+def _mode_chance(k: np.ndarray) -> np.ndarray:
+    """k^m e^{−k} / m!, m = ⌊k⌋; for large k, where its factors lose their digits, by Stirling's formula."""
+    m = np.floor(k)
+    excess = (k - m) / m
+    stirling = np.exp(-m * (excess - np.log1p(excess)) - 1 / (12 * m)) / np.sqrt(2 * np.pi * m)
+    few = np.minimum(k, 1e4)
+    return np.where(k > few, stirling, stats.poisson.pmf(np.floor(few), few))
 
 
 def iid_posted_price_ratio(n: int, accept_prob: float, k: float) -> float:
@@ -260,8 +273,9 @@ def iid_posted_price_ratio(n: int, accept_prob: float, k: float) -> float:
         accept_prob: q in (0, 1], the probability that a seller accepts.
         k: B / p ≥ 1.
     """
-    if n < 1 or not 0 < accept_prob <= 1 or not k >= 1:
-        raise ValueError(f"n={n}, accept_prob={accept_prob}, k={k}: expected n ≥ 1, 0 < accept_prob ≤ 1 and k ≥ 1")
+    check_size("n", n, 1)
+    check_number("accept_prob", accept_prob, "a number in (0, 1]", lambda q: 0 < q <= 1)
+    check_number("k", k, "a number ≥ 1", lambda k: k >= 1)
     sold = np.arange(n + 1)
     return float(np.minimum(np.floor(k * (1 + BUDGET_SLACK)), sold) @ stats.binom.pmf(sold, n, accept_prob) / (n * accept_prob))
 

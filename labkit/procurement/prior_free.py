@@ -24,6 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.errors import check_number
+from labkit.procurement._checks import generator, not_negative
 from labkit.procurement._profiles import BUDGET_SLACK, blocks
 from labkit.procurement.knapsack import first_best
 from labkit.procurement.market import check_budget, check_costs, check_values
@@ -108,8 +110,7 @@ def prior_free_welfare(
         raise ValueError(f"variant={variant!r}: expected one of {VARIANTS}")
     rule = _Rule(values, budget, cost_weight)
     rows, allocation, payments, result = _outcome(costs, rule)
-    rng = np.random.default_rng(0) if rng is None else rng
-    heads = rng.random(len(rows)) < 2 / 3 if variant == "randomized" else None
+    heads = generator(rng).random(len(rows)) < 2 / 3 if variant == "randomized" else None
     for block in blocks(len(rows), 8 * rows.shape[1]):
         if heads is None:
             allocation[block], payments[block] = rule.deterministic(rows[block])
@@ -212,10 +213,8 @@ def prior_free_utility_ratio(value: float, max_cost: float) -> float:
     Returns:
         ρ = 1 / (1 + ln(v / (v − c_max))); 0 at c_max = v.
     """
-    if not 0 < value < np.inf:
-        raise ValueError(f"value={value}: expected a finite number > 0")
-    if not 0 <= max_cost <= value:
-        raise ValueError(f"max_cost={max_cost}: expected a number in [0, {value}], the value")
+    check_number("value", value)
+    check_number("max_cost", max_cost, f"a number in [0, {value}], the value", lambda c: 0 <= c <= value)
     return float(1 / (1 - np.log1p(-max_cost / value))) if max_cost < value else 0.0
 
 
@@ -237,9 +236,7 @@ class _Rule:
 
     def __init__(self, values: np.ndarray, budget: float, cost_weight: float):
         self.values, self.budget = check_values(values), check_budget(budget)
-        if not 0 <= cost_weight < np.inf:
-            raise ValueError(f"cost_weight={cost_weight}: expected a finite number ≥ 0")
-        self.b = float(cost_weight)
+        self.b = not_negative("cost_weight", cost_weight)
         self.theta_max = 1 / self.b if self.b else np.inf
         self.highest = np.minimum(self.theta_max * self.values, self.budget)  # costs above are never worth paying
 

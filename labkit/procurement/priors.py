@@ -20,6 +20,9 @@ import numpy as np
 from scipy import stats
 from scipy.optimize import isotonic_regression
 
+from labkit.errors import check_number, check_size
+from labkit.procurement._checks import floats, refuse
+
 # ∫_0^1 h(x) dx ≈ Σ_k w_k h(x_k) after x = (1 + tanh(π/2 sinh u)) / 2: exact to rounding for quantile functions, which may be
 # singular at either end
 _U = np.linspace(-3.2, 3.2, 81)
@@ -49,7 +52,8 @@ class DiscretePrior:
     """
 
     def __init__(self, costs: np.ndarray, probs: np.ndarray):
-        self.costs, self.probs = np.array(costs, dtype=float), np.array(probs, dtype=float)
+        self.costs = floats("costs", costs, "finite types ≥ 0 in increasing order").copy()
+        self.probs = floats("probs", probs, "numbers > 0 that sum to 1").copy()
         if self.costs.ndim != 1 or not self.costs.size or self.costs.shape != self.probs.shape:
             raise ValueError(f"costs {self.costs.shape}, probs {self.probs.shape}: expected two arrays (m,) with m ≥ 1")
         if not (self.costs[0] >= 0 and np.isfinite(self.costs).all() and (np.diff(self.costs) > 0).all()):
@@ -86,9 +90,10 @@ class EmpiricalPrior(DiscretePrior):
     """The types of a sample (m,), each with its relative frequency."""
 
     def __init__(self, samples: np.ndarray):
-        samples = np.asarray(samples, dtype=float)
-        if samples.ndim != 1 or not samples.size or not np.isfinite(samples).all():
-            raise ValueError(f"samples of shape {samples.shape}: expected finite numbers (m,) with m ≥ 1")
+        samples = floats("samples", samples, "finite numbers ≥ 0")
+        if samples.ndim != 1 or not samples.size:
+            raise ValueError(f"samples of shape {samples.shape}: expected (m,) with m ≥ 1")
+        refuse("samples", samples, ~((samples >= 0) & (samples < np.inf)), "finite numbers ≥ 0")
         costs, counts = np.unique(samples, return_counts=True)
         super().__init__(costs, counts / len(samples))
 
@@ -102,14 +107,13 @@ class MixturePrior:
     """
 
     def __init__(self, components: Sequence[Prior], weights: Sequence[float]):
-        self.components, self.weights = tuple(components), np.array(weights, dtype=float)
+        self.components, self.weights = tuple(components), floats("weights", weights, "numbers > 0 that sum to 1").copy()
         if not self.components or self.weights.shape != (len(self.components),):
             raise ValueError(f"{len(self.components)} components, weights {self.weights.shape}: expected one weight each")
         if not ((self.weights > 0).all() and abs(self.weights.sum() - 1) <= 1e-9):
             raise ValueError(f"weights={self.weights}: expected numbers > 0 that sum to 1, got the sum {self.weights.sum()}")
         for k, component in enumerate(self.components):
-            if not hasattr(component, "pdf"):
-                raise ValueError(f"components[{k}] has no pdf: expected a continuous prior")
+            check_prior(f"components[{k}]", component, continuous=True)
         ends = np.array([float(prior.ppf(q)) for prior in self.components for q in (0.0, 1.0)])
         self.kinks = np.unique(ends[np.isfinite(ends)])
 
@@ -186,15 +190,16 @@ def spend_curve(prior: Prior, grid: int = 512, top: float = np.inf) -> SpendCurv
     Args:
         prior: any prior.
         grid: number of prices of a continuous prior, ≥ 8: half of them evenly spaced in price, half in probability.
-        top: highest price; an unbounded support ends at its (1 − 1e-12)-quantile.
+        top: highest price, > 0; an unbounded support ends at its (1 − 1e-12)-quantile.
     """
-    return spend_curves([prior], np.array([float(top)]), grid)[0]
+    check_prior("prior", prior)
+    top = check_number("top", top, "a number > 0 or inf", lambda x: x > 0)
+    return spend_curves([prior], np.array([top]), grid)[0]
 
 
 def spend_curves(priors: Sequence[Prior], tops: np.ndarray, grid: int) -> list[SpendCurve]:
     """`spend_curve` of many priors with their own highest prices (d,), one evaluation per family of distributions."""
-    if grid < 8:
-        raise ValueError(f"grid={grid}: expected at least 8 prices")
+    check_size("grid", grid, 8)
     curves: list[SpendCurve] = [None] * len(priors)
     for prior, index in stack(priors):
         if isinstance(prior, DiscretePrior):
@@ -231,7 +236,8 @@ def virtual_cost(prior: Prior, c: np.ndarray, ironed: bool = False) -> np.ndarra
     Returns:
         Virtual costs in the shape of `c`; below the support φ(c) = c, above it inf.
     """
-    c = np.asarray(c, dtype=float)
+    check_prior("prior", prior)
+    c = floats("c", c, "costs")
     if isinstance(prior, DiscretePrior):
         place = np.minimum(np.searchsorted(prior.costs, c), len(prior.costs) - 1)
         if (prior.costs[place] != c).any():
@@ -258,6 +264,18 @@ def expected_cost(prior: Prior, price: np.ndarray) -> np.ndarray:
     q = np.asarray(prior.cdf(price))
     shape = (-1,) + (1,) * q.ndim
     return q * (_WEIGHTS.reshape(shape) * prior.ppf(q * _NODES.reshape(shape))).sum(0)
+
+
+def check_prior(name: str, prior: Prior, continuous: bool = False) -> None:
+    """Refuse what cannot be a prior: a family that is not frozen, a missing method, or discrete types if `continuous`."""
+    if isinstance(prior, stats.rv_continuous | stats.rv_discrete):
+        raise ValueError(f"{name} is the family {prior.name}: expected one of its members, stats.{prior.name}(…)")
+    if continuous and not hasattr(prior, "pdf"):
+        raise ValueError(f"{name} has no pdf: expected a continuous prior")
+    for method in ("cdf", "ppf", "rvs") + (() if isinstance(prior, DiscretePrior) else ("pdf",)):
+        if not hasattr(prior, method):
+            hint = "; make discrete costs a DiscretePrior" if hasattr(prior, "pmf") else ""
+            raise ValueError(f"{name} has no {method}: expected cdf, pdf, ppf and rvs{hint}")
 
 
 def stack(priors: Sequence[Prior]) -> list[tuple[Prior, np.ndarray]]:

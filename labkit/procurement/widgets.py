@@ -94,7 +94,7 @@ def lie(seller: str = "A", report: float = 1.75, budget: float = 5.0, mechanism:
 
     figure = figures.lie()
     figure.update_xaxes(range=(0, 6))
-    figure.layout.yaxis.range, figure.layout.yaxis2.range = (0, 6), (-2, 3.4)
+    figure.layout.yaxis.range, figure.layout.yaxis2.range = (0, 6), (-4.3, 3.4)
     return Panel(
         "lie",
         figure=figure,
@@ -621,8 +621,8 @@ def payroll(budget: float = 20.0, value_per_run: float = 0.05) -> Panel:
         figures.draw_payroll(figure, players, outcome, scores, best)
         hired = outcome.allocation
         return (
-            f"With {fmt(market.budget)} million the {mechanism} hires <b>{hired.sum()}</b> of {market.n} players, pays "
-            f"{fmt(float(outcome.spend))} to players who cost {fmt(float(players['cost'][hired].sum()))}, and obtains "
+            f"By <i>{mechanism}</i>, {fmt(market.budget)} million hire <b>{hired.sum()}</b> of {market.n} players: they are "
+            f"paid {fmt(float(outcome.spend))}, cost {fmt(float(players['cost'][hired].sum()))} and bring "
             f"<b>{percent(scores.loc[mechanism, 'welfare'] / best)}</b> of the first-best welfare."
         )
 

@@ -3,9 +3,10 @@
 import importlib
 import sys
 
+import numpy as np
 import pytest
 
-from labkit.errors import MissingAsset, MissingDependency, require
+from labkit.errors import MissingAsset, MissingDependency, check_number, require
 
 
 def test_require_imports_the_innermost_module():
@@ -36,3 +37,14 @@ def test_a_module_that_fails_otherwise_is_not_called_missing(tmp_path, monkeypat
 def test_the_errors_are_kinds_of_the_usual_ones():
     assert issubclass(MissingAsset, FileNotFoundError)
     assert issubclass(MissingDependency, ImportError)
+
+
+@pytest.mark.parametrize("value", ["1", b"1", None, [1.0], np.ones(1), 0.0, -1, float("nan"), float("inf"), 10**400])
+def test_what_is_not_one_positive_number_is_refused_by_name(value):
+    with pytest.raises(ValueError, match=r"^rate=.*: expected a finite number > 0"):
+        check_number("rate", value)
+
+
+def test_a_number_comes_back_as_a_float():
+    assert check_number("rate", np.float32(0.5)) == 0.5
+    assert check_number("share", 1, "a number in (0, 1]", lambda x: 0 < x <= 1) == 1.0

@@ -198,6 +198,8 @@ def test_who_wins_at_the_highest_report_has_it_for_a_threshold():
         (np.array([0.1, -0.1, 0]), 1, [0.1], r"costs\[1\]=-0\.1"),
         (np.zeros(3), 0, [0.1], "budget=0: expected a finite number > 0"),
         (np.zeros(3), 1, [], r"report_grid=\[\]: expected finite numbers \(G,\) ≥ 0"),
+        (np.zeros(3), 1, ["a"], r"report_grid=\['a'\]: expected finite numbers \(G,\) ≥ 0"),
+        (["a", "b", "c"], 1, [0.1], r"costs=\['a', 'b', 'c'\]: expected finite numbers ≥ 0"),
         (np.zeros(3), 1, [-0.1], r"report_grid=\[-0\.1\]"),
         (np.zeros(3), 1, [0.1, np.nan], "report_grid="),
         (np.zeros(3), 1, [[0.1]], "report_grid="),
@@ -208,7 +210,7 @@ def test_bad_profiles_and_grids_are_named(costs, budget, grid, message):
         audit(TRUTHFUL["value clock"], costs, budget, grid)
 
 
-@pytest.mark.parametrize("highest", [0, -1, np.inf, np.nan])
+@pytest.mark.parametrize("highest", [0, -1, np.inf, np.nan, "1"])
 def test_thresholds_are_sought_below_a_finite_report(highest):
-    with pytest.raises(ValueError, match=f"highest={highest}: expected a finite number > 0"):
+    with pytest.raises(ValueError, match=f"highest={highest!r}: expected a finite number > 0"):
         threshold_payments(TRUTHFUL["value clock"], np.zeros(3), highest)

@@ -256,9 +256,9 @@ def test_rows_of_a_clock_are_finite_and_fall(prices, message):
         clock_auction(np.array([0.1, 0.1]), np.array(prices), 1.0)
 
 
-@pytest.mark.parametrize("ticks", [1, 0, -3])
+@pytest.mark.parametrize("ticks", [1, 0, -3, 2.5, "9"])
 def test_a_clock_has_two_ticks(ticks):
-    with pytest.raises(ValueError, match=f"ticks={ticks}: expected at least 2"):
+    with pytest.raises(ValueError, match=f"ticks={ticks!r}: expected an int >= 2"):
         bayesian_clock(np.full(8, 0.1), mixed_market(), UTILITY, ticks=ticks)
 
 
@@ -272,5 +272,21 @@ def test_bad_costs_budgets_and_flags_are_named():
         clock_auction(np.zeros(2), rows, 0)
     with pytest.raises(ValueError, match=r"jumps of shape \(3,\): expected \(n,\) with n = 2"):
         clock_auction(np.zeros(2), rows, 1.0, jumps=np.zeros(3))
-    with pytest.raises(ValueError, match="n=0: expected at least 1 seller"):
-        iid_clock_value(UNIFORM, 1.0, 0, 1.0, UTILITY)
+    with pytest.raises(ValueError, match=r"prices=\[\['a', 'b'\]\]: expected finite numbers ≥ 0"):
+        clock_auction(np.zeros(2), [["a", "b"]], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("prior", "value", "n", "message"),
+    [
+        (UNIFORM, 1.0, 0, "n=0: expected an int >= 1"),
+        (UNIFORM, 1.0, 2.5, r"n=2\.5: expected an int >= 1"),
+        (UNIFORM, np.nan, 3, "value=nan: expected a finite number > 0"),
+        (stats.uniform, 1.0, 3, r"prior is the family uniform: expected one of its members, stats\.uniform\(…\)"),
+        (DiscretePrior([0.1, 0.3], [0.5, 0.5]), 1.0, 3, "prior has no pdf: expected a continuous prior"),
+        (IRREGULAR, 3.0, 3, r"prior is irregular: expected a virtual cost φ that does not decrease up to the price 1\.0"),
+    ],
+)
+def test_the_exact_value_is_that_of_one_regular_continuous_prior(prior, value, n, message):
+    with pytest.raises(ValueError, match=message):
+        iid_clock_value(prior, value, n, 1.0, UTILITY)

@@ -76,6 +76,38 @@ def test_the_optimum_scales_with_the_currency_and_forgets_the_order():
     assert first_best(COSTS[order], VALUES[order], 5.0) == pytest.approx(8.8)
 
 
+@pytest.mark.parametrize("excess", [1e-6, 1e-7, 1e-9])
+def test_a_set_that_exceeds_the_budget_by_less_than_the_solver_sees_is_still_not_bought(excess):
+    costs, values = np.full(5, (1 + excess) / 3), np.full(5, 1.0)
+    assert first_best(costs, values, 1.0, integral=True) == pytest.approx(2 * (1 - costs[0]), rel=1e-12)
+    assert first_best(costs, values, 1.0, integral=True) <= first_best(costs, values, 1.0)
+
+
+def test_sets_of_unequal_sellers_just_above_the_budget():
+    rng = np.random.default_rng(0)
+    costs = (1 + 1e-8 * rng.uniform(0.1, 1, 6)) / 3
+    values = costs + 1 + 1e-3 * rng.random(6)
+    best = np.sort(values - costs)[-2:].sum()
+    assert first_best(costs, values, 1.0, integral=True) == pytest.approx(best, rel=1e-12)
+
+
+def test_a_gain_far_below_another_counts_too():
+    costs, gains = np.full(3, 0.5), np.array([1.0, 1e-8, 2e-8])
+    assert first_best(costs, costs + gains, 1.0, integral=True) == pytest.approx(1 + 2e-8, rel=1e-12)
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-19, 1e-8, 1e9, 1e300])
+def test_whole_sellers_are_bought_alike_in_every_unit_of_money(unit):
+    for budget in (3.0, 5.0, 7.0):
+        best = first_best(COSTS, VALUES, budget, integral=True)
+        assert first_best(unit * COSTS, unit * VALUES, unit * budget, integral=True) / unit == pytest.approx(best, rel=1e-12)
+
+
+def test_a_vanishing_budget_buys_whom_it_need_not_pay():
+    assert first_best([0.1, 0.2], [1.0, 1.0], 1e-19, integral=True) == 0
+    assert first_best([0.0, 0.2], [1.0, 1.0], 1e-19, integral=True) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -85,6 +117,8 @@ def test_the_optimum_scales_with_the_currency_and_forgets_the_order():
         (dict(values=[1.0, 0.0]), r"values\[1\]=0\.0: expected finite numbers > 0"),
         (dict(budget=-1.0), r"budget=-1\.0: expected a finite number > 0"),
         (dict(cost_weight=-0.5), r"cost_weight=-0\.5: expected a finite number ≥ 0"),
+        (dict(cost_weight="1"), "cost_weight='1': expected a finite number ≥ 0"),
+        (dict(costs=["0.1", "0.2"]), r"costs=\['0\.1', '0\.2'\]: expected finite numbers ≥ 0"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):

@@ -123,6 +123,42 @@ def test_an_ex_post_mechanism_never_buys_above_its_budget():
     assert optimal_mechanism_lp(**market, objective=VALUE, price_cap=np.inf).value == pytest.approx(2.5 + 2.5 * 0.4 / 0.7)
 
 
+@pytest.mark.parametrize("unit", [1e-8, 1e9])
+@pytest.mark.parametrize(("kind", "truth"), KINDS)
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_another_unit_of_money_scales_the_optimum_and_changes_nothing_else(unit, kind, truth, name):
+    solve = dict(objective=OBJECTIVES[name], budget_kind=kind, truth=truth)
+    scaled = dict(values=unit * np.array(THREE["values"]), types=unit * np.array(THREE["types"]), budget=unit * THREE["budget"])
+    solution, here = optimal_mechanism_lp(**THREE | scaled, **solve), optimal_mechanism_lp(**THREE, **solve)
+    assert solution.value / unit == pytest.approx(here.value, rel=1e-9)
+    largest = max(np.max(paid) for paid in solution.payments)
+    assert 0.1 < largest / unit <= THREE["budget"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("kind", "truth"), KINDS)
+def test_a_budget_that_could_pay_everyone_the_highest_cost_is_no_brake(kind, truth):
+    solve = dict(objective=UTILITY, budget_kind=kind, truth=truth)
+    enough = optimal_mechanism_lp(**THREE | dict(budget=2.2), **solve).value  # 0.6 + 0.9 + 0.7
+    for budget in (1e3, 1e9, 1e300):
+        assert optimal_mechanism_lp(**THREE | dict(budget=budget), **solve).value == pytest.approx(enough, rel=1e-9)
+
+
+@pytest.mark.parametrize(("kind", "truth"), KINDS)
+def test_how_far_a_type_lies_above_the_cap_does_not_matter(kind, truth):
+    near, far = (
+        optimal_mechanism_lp(
+            **THREE | dict(types=[*THREE["types"][:2], [0.15, 0.5, cost]]), objective=WELFARE, budget_kind=kind, truth=truth
+        ).value
+        for cost in (1.0, 1e12)
+    )
+    assert far == pytest.approx(near, rel=1e-9)
+
+
+def test_sellers_who_cost_nothing_are_bought_for_nothing():
+    solution = optimal_mechanism_lp([1.0, 2.0], [[0.0]] * 2, [[1.0]] * 2, 5.0, UTILITY, "ex_post")
+    assert solution.value == pytest.approx(3.0)
+
+
 # without a prior
 
 
@@ -137,6 +173,14 @@ def test_no_price_lottery_guarantees_more_than_one_over_one_plus_log_h(margin, s
     gain = np.cumsum((probs * (1 - prices))[::-1])[::-1]
     assert (gain >= ratio * (1 - prices) - 1e-9).all()
     assert probs[-1] == pytest.approx(ratio, abs=1e-9)
+
+
+def test_another_unit_of_money_scales_the_prices_and_not_the_share():
+    ratio, prices, probs = prior_free_utility_lp(1e-8, 0.9e-8, points=100)
+    here = prior_free_utility_lp(1.0, 0.9, points=100)
+    assert ratio == pytest.approx(here[0], rel=1e-9)
+    np.testing.assert_allclose(prices, 1e-8 * here[1], rtol=1e-9)
+    np.testing.assert_allclose(probs, here[2], atol=1e-9)
 
 
 def test_a_finer_grid_comes_closer():
@@ -173,12 +217,19 @@ def test_a_program_that_is_too_large_says_its_size():
         optimal_mechanism_lp(np.ones(5), types, probs, 1.0, UTILITY, "ex_post")
 
 
-@pytest.mark.parametrize(("value", "max_cost"), [(1.0, 1.0), (1.0, 0.0), (np.inf, 1.0), (np.nan, 0.5)])
-def test_the_highest_cost_lies_below_the_value(value, max_cost):
-    with pytest.raises(ValueError, match=rf"value={value}, max_cost={max_cost}: expected 0 < max_cost < value"):
-        prior_free_utility_lp(value, max_cost)
+@pytest.mark.parametrize("max_cost", [1.0, 0.0, np.nan, "0.5"])
+def test_the_highest_cost_lies_below_the_value(max_cost):
+    with pytest.raises(ValueError, match=rf"max_cost={max_cost!r}: expected a number > 0 and below the value 1\.0"):
+        prior_free_utility_lp(1.0, max_cost)
 
 
-def test_a_lottery_needs_two_prices():
-    with pytest.raises(ValueError, match="points=1: expected at least 2"):
-        prior_free_utility_lp(1.0, 0.5, points=1)
+@pytest.mark.parametrize("value", [np.inf, np.nan, 0.0])
+def test_the_value_is_positive_and_finite(value):
+    with pytest.raises(ValueError, match=f"value={value}: expected a finite number > 0"):
+        prior_free_utility_lp(value, 0.5)
+
+
+@pytest.mark.parametrize("points", [1, 2.5])
+def test_a_lottery_needs_two_prices(points):
+    with pytest.raises(ValueError, match=f"points={points}: expected an int >= 2"):
+        prior_free_utility_lp(1.0, 0.5, points=points)

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -26,17 +28,17 @@ def test_the_objectives_are_points_of_one_family():
     assert Objective.mixture(0.25) == Objective(0.25, 0.75)
 
 
-@pytest.mark.parametrize("alpha", [-0.1, 1.1, np.nan])
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, np.nan, "a"])
 def test_a_mixture_weight_outside_the_unit_interval_is_refused(alpha):
-    with pytest.raises(ValueError, match=rf"alpha={alpha}: expected a number in \[0, 1\]"):
+    with pytest.raises(ValueError, match=rf"alpha={alpha!r}: expected a number in \[0, 1\]"):
         Objective.mixture(alpha)
 
 
-@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
+@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf, "1", None])
 def test_negative_weights_are_refused(bad):
-    with pytest.raises(ValueError, match=f"payment_weight={bad}: expected a finite number ≥ 0"):
+    with pytest.raises(ValueError, match=f"payment_weight={bad!r}: expected a finite number ≥ 0"):
         Objective(bad, 0)
-    with pytest.raises(ValueError, match=f"cost_weight={bad}: expected a finite number ≥ 0"):
+    with pytest.raises(ValueError, match=f"cost_weight={bad!r}: expected a finite number ≥ 0"):
         Objective(0, bad)
 
 
@@ -58,6 +60,22 @@ def test_samples_follow_the_priors_and_the_seed():
     np.testing.assert_array_equal(costs, market.sample(20_000, np.random.default_rng(5)))
 
 
+@pytest.mark.parametrize("prices", [[0.1], [0.1, 0.2, 0.3], [[0.1, 0.2]]])
+def test_prices_are_one_per_seller(prices):
+    market = Market(np.ones(2), [UNIFORM] * 2, 1.0)
+    for curve in (market.accept_prob, market.expected_cost):
+        with pytest.raises(ValueError, match=r"prices of shape .*: expected \(n,\) with n = 2 sellers"):
+            curve(prices)
+
+
+def test_draws_need_a_size_and_a_generator():
+    market = Market(np.ones(2), [UNIFORM] * 2, 1.0)
+    with pytest.raises(ValueError, match=r"size=2\.5: expected an int >= 0"):
+        market.sample(2.5, np.random.default_rng(0))
+    with pytest.raises(ValueError, match=r"rng=0: expected a numpy\.random\.Generator"):
+        market.sample(2, 0)
+
+
 def test_a_support_that_starts_at_zero_but_for_rounding_is_accepted():
     prior = stats.truncnorm(-3, np.inf, loc=0.6, scale=0.2)
     assert prior.ppf(0) < 0
@@ -70,9 +88,9 @@ def test_values_must_be_positive_and_finite(bad):
         Market([1.0, bad], [UNIFORM] * 2, 1.0)
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf, "5", None, (1, 2)])
 def test_the_budget_must_be_positive_and_finite(bad):
-    with pytest.raises(ValueError, match=f"budget={bad}: expected a finite number > 0"):
+    with pytest.raises(ValueError, match=re.escape(f"budget={bad!r}: expected a finite number > 0")):
         Market([1.0], [UNIFORM], bad)
 
 
@@ -85,6 +103,10 @@ def test_the_budget_must_be_positive_and_finite(bad):
         ([1.0, 1.0], [UNIFORM, stats.norm(1, 0.1)], r"priors\[1\]: its lowest cost is -inf; expected a finite number ≥ 0"),
         ([1.0, 1.0], [UNIFORM, stats.uniform(-0.5, 1)], r"priors\[1\]: its lowest cost is -0\.5"),
         ([1.0], [stats.uniform(0, -1)], r"priors\[0\]: its lowest cost is nan"),
+        ([1.0, 1.0], UNIFORM, "priors: got 1 for 2 values; expected one prior per seller"),
+        (["1", "2"], [UNIFORM] * 2, r"values=\['1', '2'\]: expected finite numbers > 0"),
+        ([[1.0], [1.0, 2.0]], [UNIFORM] * 2, r"values=\[\[1\.0\], \[1\.0, 2\.0\]\]: expected finite numbers > 0"),
+        ([1.0], [stats.lognorm], r"priors\[0\] is the family lognorm: expected one of its members, stats\.lognorm\(…\)"),
         ([1.0], [0.5], r"priors\[0\] has no cdf: expected cdf, pdf, ppf and rvs"),
         ([1.0], [stats.poisson(2)], r"priors\[0\] has no pdf: .*; make discrete costs a DiscretePrior"),
     ],
@@ -144,8 +166,40 @@ def test_a_cell_that_is_no_number_is_named_by_its_row(tmp_path):
     with pytest.raises(ValueError, match="column 'wage', row 1: 'half' is not a finite number"):
         Market.from_csv(path, value="worth", cost="wage", budget=1.0)
     path.write_text("worth,wage\n1,0.5\n,0.2\n")
-    with pytest.raises(ValueError, match=r"column 'worth', row 1: .*nan.* is not a finite number"):
+    with pytest.raises(ValueError, match="column 'worth', row 1: an empty cell is not a finite number > 0"):
         Market.from_csv(path, value="worth", cost="wage", budget=1.0)
+    path.write_text("worth,wage\n1,inf\n")
+    with pytest.raises(ValueError, match="column 'wage', row 0: inf is not a finite number >= 0"):
+        Market.from_csv(path, value="worth", cost="wage", budget=1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"path='.*bids\.csv': expected a line of column names and a line per seller; No columns to parse"),
+        ("worth,wage\n", r"the table has the columns \['worth', 'wage'\] and no rows; expected a row per seller"),
+        ("worth,wage\n1,2\n1,2,3,4\n", "expected a line of column names and a line per seller; .*line 3"),
+        ("worth,wage,wage\n1,2,3\n", "column 'wage' is there 2 times; expected it once"),
+        ("worth;wage\n1;2\n", r"column 'worth' is missing; the table has \['worth;wage'\]"),
+    ],
+)
+@pytest.mark.parametrize("group", [None, "worth"])
+def test_a_file_that_is_no_table_of_sellers_is_refused(tmp_path, text, message, group):
+    path = tmp_path / "bids.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Market.from_csv(path, value="worth", cost="wage", budget=1.0, group=group)
+
+
+def test_a_column_that_a_table_has_twice_is_named():
+    twice = pd.DataFrame([[1.0, 0.2, 0.3]], columns=["worth", "wage", "wage"])
+    with pytest.raises(ValueError, match="column 'wage' is there 2 times; expected it once"):
+        Market.from_table(twice, value="worth", cost="wage", budget=1.0)
+
+
+def test_the_seed_of_a_split_is_a_whole_number(table):
+    with pytest.raises(ValueError, match="seed=-1: expected an int >= 0"):
+        Market.from_table(table, value="worth", cost="wage", budget=1.0, group="region", seed=-1)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,14 @@ def test_the_bound_rises_to_1_and_beats_the_square_root_rate():
     assert posted_price_bound(np.inf) == 1
 
 
+def test_the_bound_of_very_large_markets_follows_stirlings_formula():
+    k = 10.0 ** np.arange(4, 300)
+    gap = 1 / k + (1 - 1 / k) * (1 - 1 / (12 * k)) / np.sqrt(2 * np.pi * k)
+    np.testing.assert_allclose(posted_price_bound(k), 1 - gap, rtol=1e-12)
+    assert posted_price_bound(1e16) < 1
+    assert (np.diff(posted_price_bound(np.linspace(9990, 10010, 2001))) > 0).all()
+
+
 def test_a_fifth_is_safe_in_every_market():
     dear = (1 - np.exp(-2)) / 2
     assert pytest.approx(0.19782, abs=1e-5) == UNCONDITIONAL_BOUND == pytest.approx(1 / (1 / posted_price_bound(2) + 1 / dear))
@@ -263,6 +271,21 @@ def test_optimal_prices_of_one_seller_are_the_best_type(objective):
     assert optimal_sequential_prices([1.0], [types], [probs], 0.5, objective) == pytest.approx(max(gains))
 
 
+@pytest.mark.parametrize("unit", [1e-300, 1e-13, 1e-3, 1e13, 1e300])
+def test_another_unit_of_money_only_scales_the_optimal_prices(unit):
+    types, probs = np.array([[0.1, 0.3, 0.6], [0.2, 0.4, 0.9], [0.15, 0.5, 0.7]]), [[0.2, 0.5, 0.3]] * 3
+    values = np.array([1.0, 1.3, 0.8])
+    best = optimal_sequential_prices(values, types, probs, 0.9, WELFARE)
+    assert optimal_sequential_prices(unit * values, unit * types, probs, unit * 0.9, WELFARE) / unit == pytest.approx(best)
+
+
+@pytest.mark.parametrize("unit", [1e-13, 1 / 3, 1.0, 1e13])
+def test_optimal_prices_may_add_up_to_the_budget(unit):
+    costs = unit * np.array([[0.1], [0.2], [0.6]])
+    assert optimal_sequential_prices(np.ones(3), costs, [[1.0]] * 3, unit * 0.9, VALUE) == pytest.approx(3)
+    assert optimal_sequential_prices(np.ones(3), costs, [[1.0]] * 3, unit * 0.9 * (1 - 1e-10), VALUE) == pytest.approx(2)
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("seed", range(3))
 def test_posted_prices_are_ordered_static_optimal_dsic_optimum(objective, seed):
@@ -374,6 +397,12 @@ def test_value_at_unbounded_costs_stays_within_the_cap():
         (dict(selection="best"), r"selection='best': expected one of \('greedy', 'knapsack'\)"),
         (dict(scale=0), "scale=0: expected a finite number > 0"),
         (dict(scale=np.nan), "scale=nan"),
+        (dict(scale="1"), "scale='1': expected a finite number > 0"),
+        (dict(rng=0), r"rng=0: expected a numpy\.random\.Generator"),
+        (
+            dict(solution=solve_ex_ante(mixed_market(7), UTILITY)),
+            "solution has 7 prices: expected one for each of the n = 8 sellers",
+        ),
     ],
 )
 def test_unknown_names_and_scales_are_refused(wrong, message):
@@ -404,7 +433,9 @@ def test_bad_costs_are_named(name, costs, message):
 @pytest.mark.parametrize(
     ("prices", "budget", "order", "message"),
     [
-        ([0.1, -0.1], 1, None, r"prices=\[ 0\.1 -0\.1\]: expected numbers \(n,\) ≥ 0"),
+        ([0.1, -0.1], 1, None, r"prices=\[ 0\.1 -0\.1\]: expected finite numbers \(n,\) ≥ 0"),
+        ([0.1, np.inf], 1, None, r"prices=\[0\.1 inf\]: expected finite numbers \(n,\) ≥ 0"),
+        (["0.1", "0.2"], 1, None, r"prices=\['0\.1', '0\.2'\]: expected finite numbers"),
         ([0.1, np.nan], 1, None, "prices="),
         ([0.1, 0.1], 0, None, "budget=0: expected a finite number > 0"),
         ([0.1, 0.1], 1, [0, 0], r"order=\[0 0\]: expected a permutation of 0 … 1"),
@@ -422,10 +453,29 @@ def test_the_bound_needs_a_price_below_the_budget(k):
         posted_price_bound(k)
 
 
-@pytest.mark.parametrize(("n", "q", "k"), [(0, 0.5, 2), (3, 0, 2), (3, 1.1, 2), (3, 0.5, 0.5), (3, np.nan, 2)])
-def test_identical_sellers_accept_with_a_probability(n, q, k):
-    with pytest.raises(ValueError, match=f"n={n}, accept_prob={q}, k={k}: expected"):
+@pytest.mark.parametrize(
+    ("n", "q", "k", "message"),
+    [
+        (0, 0.5, 2, "n=0: expected an int >= 1"),
+        (2.5, 0.5, 2, r"n=2\.5: expected an int >= 1"),
+        (3, 0, 2, r"accept_prob=0: expected a number in \(0, 1\]"),
+        (3, 1.1, 2, r"accept_prob=1\.1: expected a number in \(0, 1\]"),
+        (3, np.nan, 2, "accept_prob=nan"),
+        (3, 0.5, 0.5, r"k=0\.5: expected a number ≥ 1"),
+    ],
+)
+def test_identical_sellers_accept_with_a_probability(n, q, k, message):
+    with pytest.raises(ValueError, match=message):
         iid_posted_price_ratio(n, q, k)
+
+
+def test_a_uniform_price_is_tuned_on_something():
+    market = mixed_market()
+    with pytest.raises(ValueError, match=r"training of shape \(0, 8\): expected \(R, n\) with R ≥ 1 profiles"):
+        uniform_posted_price(np.zeros(8), market, UTILITY, np.empty((0, 8)))
+    for number in (0, 2.5):
+        with pytest.raises(ValueError, match=f"num_prices={number}: expected an int >= 1"):
+            uniform_posted_price(np.zeros(8), market, UTILITY, np.ones((1, 8)), num_prices=number)
 
 
 def test_optimal_prices_are_for_at_most_four_sellers_with_proper_types():

@@ -297,6 +297,9 @@ def test_density_distribution_and_quantiles_of_the_lottery_agree():
         ([0.1], [np.inf], 1, r"values\[0\]=inf"),
         ([-0.1], [1], 1, r"costs\[0\]=-0\.1: expected finite numbers ≥ 0"),
         ([np.nan], [1], 1, r"costs\[0\]=nan"),
+        (["a"], [1], 1, r"costs=\['a'\]: expected finite numbers ≥ 0"),
+        ([0.1], ["a"], 1, r"values=\['a'\]: expected finite numbers > 0"),
+        ([0.1], [1], "5", "budget='5': expected a finite number > 0"),
         ([0.1], [1], 0, "budget=0: expected a finite number > 0"),
         ([0.1], [1], np.nan, "budget=nan"),
         ([0.1], [1], np.inf, "budget=inf"),
@@ -313,9 +316,9 @@ def test_unknown_variants_are_named():
         prior_free_welfare(FIVE_COSTS, FIVE_VALUES, 5, variant="random")
 
 
-@pytest.mark.parametrize("cost_weight", [-0.1, np.nan, np.inf])
+@pytest.mark.parametrize("cost_weight", [-0.1, np.nan, np.inf, "1"])
 def test_cost_weights_are_finite_and_not_negative(cost_weight):
-    with pytest.raises(ValueError, match=f"cost_weight={cost_weight}: expected a finite number ≥ 0"):
+    with pytest.raises(ValueError, match=f"cost_weight={cost_weight!r}: expected a finite number ≥ 0"):
         value_clock(FIVE_COSTS, FIVE_VALUES, 5, cost_weight=cost_weight)
 
 
@@ -324,6 +327,8 @@ def test_cost_weights_are_finite_and_not_negative(cost_weight):
     [
         (0, 0, "value=0: expected a finite number > 0"),
         (np.nan, 0.5, "value=nan"),
+        ("1", 0.5, "value='1': expected a finite number > 0"),
+        (1, "0.5", r"max_cost='0\.5': expected a number in \[0, 1\]"),
         (1, 1.1, r"max_cost=1\.1: expected a number in \[0, 1\]"),
         (1, -0.1, r"max_cost=-0\.1"),
         (1, 1, "max_cost=1: no price guarantees anything; expected a number below the value 1"),

@@ -155,9 +155,24 @@ def test_the_points_of_a_discrete_curve_are_its_types():
     assert len(spend_curve(THREE_TYPES, top=0.3).prices) == 3
 
 
-def test_a_curve_needs_eight_prices():
-    with pytest.raises(ValueError, match="grid=7: expected at least 8 prices"):
-        spend_curve(stats.uniform(), grid=7)
+@pytest.mark.parametrize("grid", [7, 9.5])
+def test_a_curve_needs_eight_prices(grid):
+    with pytest.raises(ValueError, match=f"grid={grid}: expected an int >= 8"):
+        spend_curve(stats.uniform(), grid=grid)
+
+
+@pytest.mark.parametrize("top", [np.nan, 0.0, -1.0, "1"])
+def test_the_highest_price_of_a_curve_is_a_positive_number(top):
+    with pytest.raises(ValueError, match=f"top={top!r}: expected a number > 0 or inf"):
+        spend_curve(stats.uniform(), top=top)
+
+
+@pytest.mark.parametrize("family", [stats.uniform, stats.lognorm])
+def test_a_family_is_no_distribution_until_its_parameters_are_chosen(family):
+    message = rf"is the family {family.name}: expected one of its members, stats\.{family.name}\(…\)"
+    for call in (spend_curve, lambda prior: virtual_cost(prior, [0.1]), lambda prior: MixturePrior([prior], [1.0])):
+        with pytest.raises(ValueError, match=message):
+            call(family)
 
 
 # the priors themselves
@@ -237,6 +252,8 @@ def test_a_histogram_is_stacked_with_nothing_but_itself():
         ([0.1, np.nan], [0.5, 0.5], "expected finite types ≥ 0"),
         ([0.1, 0.2], [0.5, 0.4], r"expected numbers > 0 that sum to 1, got the sum 0\.9"),
         ([0.1, 0.2], [1.5, -0.5], "expected numbers > 0 that sum to 1"),
+        (["0.1"], [1.0], r"costs=\['0\.1'\]: expected finite types ≥ 0 in increasing order"),
+        ([0.1], ["1"], r"probs=\['1'\]: expected numbers > 0 that sum to 1"),
         ([0.1, 0.2], [1.0], r"costs \(2,\), probs \(1,\): expected two arrays \(m,\)"),
         ([], [], r"costs \(0,\), probs \(0,\): expected two arrays \(m,\) with m ≥ 1"),
     ],
@@ -252,9 +269,18 @@ def test_probabilities_may_miss_one_by_rounding():
         DiscretePrior([0.1, 0.2], [0.5, 0.5 + 2e-9])
 
 
-@pytest.mark.parametrize("samples", [[], [0.1, np.inf], [[0.1, 0.2]]])
-def test_bad_samples_are_refused(samples):
-    with pytest.raises(ValueError, match=r"samples of shape .*: expected finite numbers \(m,\) with m ≥ 1"):
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], r"samples of shape \(0,\): expected \(m,\) with m ≥ 1"),
+        ([[0.1, 0.2]], r"samples of shape \(1, 2\): expected \(m,\) with m ≥ 1"),
+        ([0.1, np.inf], r"samples\[1\]=inf: expected finite numbers ≥ 0"),
+        ([-1.0, 2.0], r"samples\[0\]=-1\.0: expected finite numbers ≥ 0"),
+        (["a"], r"samples=\['a'\]: expected finite numbers ≥ 0"),
+    ],
+)
+def test_bad_samples_are_refused(samples, message):
+    with pytest.raises(ValueError, match=message):
         EmpiricalPrior(samples)
 
 
