@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch.distributions import Independent, Normal
 
-from labkit.filtering.state_space import check_fields
+from labkit.filtering.state_space import check_fields, check_scalars
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class LinearGaussianSSM:
     jitter_scale: ClassVar = 0.15
 
     def __post_init__(self) -> None:
+        check_scalars(self)
         check_fields(
             self,
             ("a", "finite", math.isfinite(self.a)),

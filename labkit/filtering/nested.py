@@ -129,7 +129,7 @@ class NestedParticleFilter:
         check_model(model)
         check_size("num_params", num_params, 2)
         check_size("num_states", num_states, 1)
-        if resampler not in RESAMPLERS:
+        if resampler not in tuple(RESAMPLERS):
             raise ValueError(f"resampler={resampler!r}: expected one of {', '.join(RESAMPLERS)}")
         if ess_threshold is not None and not (isinstance(ess_threshold, Real) and 0 < ess_threshold <= 1):
             raise ValueError(f"ess_threshold={ess_threshold!r}: expected a share of M in (0, 1], or None")
@@ -282,7 +282,7 @@ def _kernel(model: StateSpaceModel, jitter: str | Kernel | None, scale: float | 
     """The jitter kernel of a name, on the model's box."""
     if jitter is None or isinstance(jitter, Callable):
         return jitter
-    if jitter not in JITTERS:
+    if jitter not in tuple(JITTERS):
         raise ValueError(f"jitter={jitter!r}: expected one of {', '.join(JITTERS)}, a kernel, or None")
     if scale is None and jitter != "liu_west":
         scale = getattr(model, "jitter_scale", None)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.distributions import Independent, Poisson, Uniform
 
-from labkit.filtering.state_space import RATE_FLOOR, check_fields, component_first
+from labkit.filtering.state_space import RATE_FLOOR, check_fields, check_numbers, check_scalars, component_first
 
 RATES = ("beta1", "gamma1", "beta2", "gamma2")
 LOGIT_LIMIT = 6.0  # |ξ| of a design: shares from 0.25 % to 99.75 %
@@ -72,12 +72,18 @@ class TwoGroupSIR:
     jitter_scale: ClassVar = 2.0
 
     def __post_init__(self) -> None:
-        for name, length in (("population", 2), ("infected", 2), ("sensitivity", 2), ("prior_box", 2)):
-            object.__setattr__(self, name, _numbers(name, getattr(self, name), length))
-        object.__setattr__(self, "mixing", _matrix(self.mixing))
-        object.__setattr__(self, "params", tuple(self.params))
-        if not self.params or len(set(self.params)) < len(self.params) or not set(self.params) <= set(RATES):
-            raise ValueError(f"params={self.params}: expected different names out of {RATES}")
+        check_scalars(self)
+        for name in ("population", "infected", "sensitivity", "prior_box"):
+            pair = check_numbers(name, getattr(self, name), 2, allowed="2 numbers")
+            object.__setattr__(self, name, tuple(pair.tolist()))
+        allowed = "a 2 x 2 matrix of numbers >= 0"
+        mixing = check_numbers("mixing", self.mixing, 2, 2, allowed=allowed)
+        object.__setattr__(self, "mixing", tuple(map(tuple, mixing.tolist())))
+        if isinstance(self.params, list):
+            object.__setattr__(self, "params", tuple(self.params))
+        known = isinstance(self.params, tuple) and all(name in RATES for name in self.params)
+        if not known or not self.params or len(set(self.params)) < len(self.params):
+            raise ValueError(f"params={self.params!r}: expected different names out of {RATES}")
         low, high = self.prior_box
         if not 0 <= low < high < math.inf:
             raise ValueError(f"prior_box={self.prior_box}: expected 0 <= low < high")
@@ -93,6 +99,7 @@ class TwoGroupSIR:
             ("population", "positive", all(0 < n < math.inf for n in self.population)),
             ("sensitivity", "in (0, 1]", all(0 < r <= 1 for r in self.sensitivity)),
             ("infected", f"between 0 and the population {self.population}", fits),
+            ("mixing", allowed, bool(np.isfinite(mixing).all() and (mixing >= 0).all())),
             ("tests", "positive", 0 < self.tests < math.inf),
             ("dt", "positive", 0 < self.dt < math.inf),
         )
@@ -226,18 +233,3 @@ class TwoGroupSIR:
         known = theta.new_ones(len(theta))
         beta1, gamma1, beta2, gamma2 = (columns.get(name, getattr(self, name) * known) for name in RATES)
         return torch.stack((beta1, beta2))[..., None], torch.stack((gamma1, gamma2))[..., None]
-
-
-def _numbers(name: str, values: object, length: int) -> tuple[float, ...]:
-    """Two numbers as a tuple, or an error."""
-    values = np.asarray(values, dtype=float)
-    if values.shape != (length,):
-        raise ValueError(f"{name}={values.tolist()}: expected {length} numbers")
-    return tuple(values.tolist())
-
-
-def _matrix(values: object) -> tuple[tuple[float, float], ...]:
-    values = np.asarray(values, dtype=float)
-    if values.shape != (2, 2) or not np.isfinite(values).all() or (values < 0).any():
-        raise ValueError(f"mixing={values.tolist()}: expected a 2 x 2 matrix of numbers >= 0")
-    return tuple(map(tuple, values.tolist()))

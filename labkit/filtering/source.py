@@ -22,7 +22,7 @@ import torch
 from torch.distributions import Independent, Normal, Uniform
 
 from labkit.errors import check_size
-from labkit.filtering.state_space import check_fields, component_first
+from labkit.filtering.state_space import check_fields, check_numbers, check_scalars, component_first
 
 NOISES = {"paper": 1.0, "low_noise": 0.1}  # factor on the process noise's variance
 
@@ -76,11 +76,14 @@ class MovingSource:
     jitter_scale: ClassVar = 0.15
 
     def __post_init__(self) -> None:
-        sensors = np.asarray(self.sensors, dtype=float)
-        if sensors.ndim != 2 or sensors.shape[1] != 2 or not len(sensors) or not np.isfinite(sensors).all():
-            raise ValueError(f"sensors={self.sensors!r}: expected at least one pair of finite coordinates")
+        allowed = "at least one pair of finite coordinates"
+        sensors = check_numbers("sensors", self.sensors, None, 2, allowed=allowed)
         object.__setattr__(self, "sensors", tuple(map(tuple, sensors.tolist())))
-        if self.noise not in NOISES:
+        for name, length in (("velocity", 2), ("prior_box", 2), ("process", 3)):
+            numbers = check_numbers(name, getattr(self, name), length, allowed=f"{length} numbers")
+            object.__setattr__(self, name, tuple(numbers.tolist()))
+        check_scalars(self)
+        if self.noise not in tuple(NOISES):
             raise ValueError(f"noise={self.noise!r}: expected one of {', '.join(NOISES)}")
         low, high = self.prior_box
         if not -math.inf < low < high < math.inf:
@@ -89,8 +92,10 @@ class MovingSource:
             raise ValueError(f"velocity={self.velocity}: the truth lies outside the prior's box [{low:g}, {high:g}]")
         check_fields(
             self,
+            ("sensors", allowed, bool(np.isfinite(sensors).all())),
             ("dt", "positive", 0 < self.dt < math.inf),
-            ("process", "three numbers >= 0", len(self.process) == 3 and all(0 <= q < math.inf for q in self.process)),
+            ("turn_rate", "finite", math.isfinite(self.turn_rate)),
+            ("process", "three numbers >= 0", all(0 <= q < math.inf for q in self.process)),
             ("initial_sd", ">= 0", 0 <= self.initial_sd < math.inf),
             ("background", "positive", 0 < self.background < math.inf),
             ("strength", ">= 0", 0 <= self.strength < math.inf),

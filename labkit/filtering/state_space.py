@@ -13,9 +13,11 @@ depend on the design, so that two policies with the same seed meet the same epid
 
 import math
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import reduce
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch.distributions import Distribution, Poisson
 from torch.distributions.constraints import nonnegative_integer
@@ -282,9 +284,34 @@ def check_vector(value: Any, name: str, length: int, what: str) -> torch.Tensor:
     return value
 
 
-def check_fields(model: object, *fields: tuple[str, str, bool]) -> None:
+def check_numbers(name: str, value: Any, *shape: int | None, allowed: str = "a number") -> np.ndarray:
+    """`value` as floats of a shape, None being any length ≥ 1; text and truth values are no numbers.
+
+    Args:
+        name, allowed: for the error.
+    """
+    try:
+        numbers = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):  # rows of unequal length, or a tensor that cannot be read
+        numbers = np.empty(0, object)
+    fits = len(numbers.shape) == len(shape) and all(
+        length == wanted or (wanted is None and length) for length, wanted in zip(numbers.shape, shape, strict=True)
+    )
+    if numbers.dtype.kind not in "iuf" or not fits:
+        raise ValueError(f"{name}={value!r}: expected {allowed}")
+    return numbers.astype(float)
+
+
+def check_scalars(model: object) -> None:
+    """Refuse a dataclass's first attribute that is declared a `float` and is no number."""
+    for item in fields(model):
+        if item.type is float:
+            check_numbers(item.name, getattr(model, item.name))
+
+
+def check_fields(model: object, *checks: tuple[str, str, bool]) -> None:
     """Refuse a model's first bad attribute: triples of its name, what is allowed, and whether it is so."""
-    for name, allowed, good in fields:
+    for name, allowed, good in checks:
         if not good:
             raise ValueError(f"{name}={getattr(model, name)}: must be {allowed}")
 

@@ -29,7 +29,7 @@ _HOME = {
         "exact_method",
     ),
     "loop": ("OnlineTrace", "online_steps", "run_online"),
-    "metrics": ("information", "mean_stderr", "paired"),
+    "metrics": ("information", "mean_stderr", "paired", "reference_noise"),
     "experiment": ("PLAYBACKS", "SETTINGS", "stored", "stored_reference", "stored_trace"),
 }
 

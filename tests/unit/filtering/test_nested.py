@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import math
+import re
 
 import numpy as np
 import particles
@@ -425,6 +426,13 @@ def test_a_bad_step_is_refused_and_changes_nothing(design, y, message):
 def test_bad_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         NestedParticleFilter(TwoGroupSIR(), **options)
+
+
+@pytest.mark.parametrize("name", ["num_params", "num_states", "jitter", "jitter_scale", "resampler", "ess_threshold", "seed"])
+def test_an_option_that_is_text_or_a_list_is_named(name):
+    for value in ("3", ["3"], {}):
+        with pytest.raises(ValueError, match=rf"^{name}={re.escape(repr(value))}: "):
+            NestedParticleFilter(TwoGroupSIR(), **{name: value})
 
 
 def test_what_is_no_model_is_refused():

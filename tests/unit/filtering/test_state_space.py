@@ -289,6 +289,16 @@ def test_an_observation_outside_another_laws_support_is_refused():
 
 # arguments
 
+FIELDS = [(kind, item.name) for kind in (TwoGroupSIR, MovingSource, LinearGaussianSSM) for item in dataclasses.fields(kind)]
+NO_NUMBERS = ["100", ("1", "2"), [[1, 2], [3]], {}, True, None, 1j]
+
+
+@pytest.mark.parametrize(("kind", "name"), FIELDS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_field_of_a_model_that_is_no_number_is_named(kind, name):
+    for value in NO_NUMBERS:
+        with pytest.raises(ValueError, match=rf"^{name}=.*: expected "):
+            kind(**{name: value})
+
 
 @pytest.mark.parametrize(
     ("design", "message"),

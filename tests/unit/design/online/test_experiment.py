@@ -18,6 +18,7 @@ from labkit.design.online.experiment import (
     build,
     cells,
     differences,
+    forgone,
     make_policy,
     reproduce,
     run_cell,
@@ -164,6 +165,14 @@ def test_shares_are_averaged_by_blocks():
     assert blocks.tolist() == pytest.approx([0.9, 0.6, 0.4])
 
 
+def test_what_is_forgone_is_the_distance_to_the_top_of_each_curve():
+    curve = np.array([[0.1, 0.4, 0.2], [0.5, 0.3, 0.6]])
+    designs = np.array([[-2.0], [0.0], [2.0]])
+    trace = replace(stored_trace("seeded", "grid"), curve_designs=designs, curve=curve, designs=designs[[1, 0]] + 0.1)
+    assert forgone(trace) == pytest.approx(0.1)
+    assert forgone(replace(trace, designs=designs[[1, 2]])) == 0
+
+
 def test_a_ratio_of_means_has_its_delta_method_error():
     rng = np.random.default_rng(1)
     b = rng.normal(2, 0.2, 400)
@@ -210,7 +219,7 @@ def test_reproduce_gives_a_verdict_per_claim_and_tables_that_print(tmp_path, mon
     for part in ("SIR, 2 parameters: KL", "seeded outbreak: realised", "low noise: position", "filter against grid", "N = 400"):
         assert any(part in claim for claim in claims)
     assert len(outcome.tables["runs"]) == len(cells(TINY, 2))
-    assert {"summary", "differences", "shares", "inference", "runs", "paths", "cost"} == set(outcome.tables)
+    assert {"summary", "differences", "shares", "inference", "runs", "paths", "cost", "noise"} == set(outcome.tables)
     report.show(outcome)
     report.write(outcome, tmp_path)
     claimed = [
@@ -220,7 +229,7 @@ def test_reproduce_gives_a_verdict_per_claim_and_tables_that_print(tmp_path, mon
 
 
 def test_build_writes_what_the_panels_read(built):
-    for name in ("runs", "paths", "inference", "cost"):
+    for name in ("runs", "paths", "inference", "cost", "noise"):
         assert len(stored(name, built))
     trace = stored_trace("sir2", "adam", built)
     assert (trace.policy, len(trace)) == ("adam", 4)

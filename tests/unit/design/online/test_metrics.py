@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from labkit.design.online.loop import run_online
-from labkit.design.online.metrics import bearing, importance_posterior, information, mean_stderr, paired
+from labkit.design.online.metrics import (
+    bearing,
+    importance_posterior,
+    information,
+    mean_stderr,
+    paired,
+    reference_noise,
+)
 from labkit.design.online.policies import AimPolicy, FixedPolicy, RandomPolicy
 from labkit.filtering import LinearGaussianSSM, MovingSource, TwoGroupSIR, grid_posterior, simulate, truth_generator
 
@@ -52,6 +59,20 @@ def test_mean_divergence_and_mean_realised_gain_are_both_the_information():
     mean, stderr = mean_stderr(gaps)
     assert abs(mean) < 3 * stderr
     assert stderr < 0.2
+
+
+def test_half_the_noise_of_the_reference_is_the_excess_of_its_divergence():
+    model, s2 = LinearGaussianSSM(), 0.25
+    trace = run_online(model, FixedPolicy(torch.ones(1)), theta=torch.tensor([0.6]), steps=20, seed=0, **SIZES)
+    _, mean, var = kalman(model, 0.0, s2, trace.designs, trace.observations)
+    kl = 0.5 * (var / s2 + mean**2 / s2 - 1 - math.log(var / s2))
+    options = {"grid": [torch.linspace(-1.5, 1.5, 121)], "grid_states": 60}
+    found = pd.DataFrame([reference_noise(trace, model, seed=seed, **options) for seed in range(20)])
+    corrected, stderr = mean_stderr(found["corrected"])
+    assert found["noise"].mean() > 10 * stderr
+    assert found["plain"].mean() - kl > 3 * stderr
+    assert abs(corrected - kl) < 3 * stderr
+    np.testing.assert_allclose(found["plain"] - found["corrected"], found["noise"] / 2)
 
 
 def test_sums_and_errors_are_those_of_the_trace():
