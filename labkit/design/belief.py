@@ -22,7 +22,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from labkit.design.models import DesignModel, check_outcomes
+from labkit.design.models import DesignModel, as_numbers, check_designs, check_generator, check_outcomes
 from labkit.errors import check_size
 from labkit.resampling import systematic
 
@@ -60,8 +60,13 @@ def reweight(particles: PlanningParticles, design: Tensor, y: Tensor) -> Plannin
         y: (...).
 
     Raises:
+        ValueError: the design or y is not finite.
         DegenerateBeliefError: y is impossible under all particles of one population.
     """
+    design, y = (as_numbers(name, value, particles.theta.dtype) for name, value in (("design", design), ("y", y)))
+    for name, value in (("design", design), ("y", y)):
+        if not value.isfinite().all():
+            raise ValueError(f"{name}={value.tolist()}: expected finite numbers")
     fit = particles.model.log_prob(y[..., None], particles.theta, design[..., None, :])
     raw = particles.log_weights + fit
     _check_explained(raw, y)
@@ -149,19 +154,19 @@ class ParticleBelief:
         """Learn from one outcome per rollout.
 
         Args:
-            design: (R, d).
+            design: (R, d), in the model's box.
             y: (R,).
 
         Raises:
-            ValueError: an argument has another shape or is not finite, or the model cannot produce y.
+            ValueError: an argument has another shape or is not finite, the design is outside, or the model cannot produce y.
             DegenerateBeliefError: y is impossible under all particles of one rollout.
         """
         rollouts, steps = self.outcomes.shape
+        design, y = (as_numbers(name, value, self.v.dtype) for name, value in (("design", design), ("y", y)))
         for name, value, shape in (("design", design, (rollouts, self.model.design_dim)), ("y", y, (rollouts,))):
             if tuple(value.shape) != shape:
                 raise ValueError(f"{name}: got shape {tuple(value.shape)}; expected {shape}")
-            if not value.isfinite().all():
-                raise ValueError(f"{name}={value.tolist()}: expected finite numbers")
+        check_designs(self.model, design)
         check_outcomes(self.model, y)
         generator = self.generator.clone_state()
         fit = _finite(self.model.log_prob(y[:, None], self.theta, design[:, None]))
@@ -247,6 +252,7 @@ class ParticleBelief:
         """Indices (R, n) of particles: one in each of n equal shares of the weight, in random order."""
         check_size("num_particles", number, 1)
         generator = self.generator.clone_state() if generator is None else generator
+        check_generator(generator)
         rollouts, num_particles = self.log_weights.shape
         cumulated = self.log_weights.double().exp().cumsum(1)
         order = torch.rand(rollouts, number, generator=generator).argsort(1)
@@ -421,4 +427,5 @@ def _check_explained(log_weights: Tensor, y: Tensor) -> None:
 
 def _spawn(generator: torch.Generator) -> torch.Generator:
     """A stream of its own, from one draw of the given one."""
+    check_generator(generator)
     return torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator)))

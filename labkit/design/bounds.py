@@ -22,8 +22,8 @@ from torch import Tensor
 
 from labkit.design.belief import check_likelihood
 from labkit.design.information import Posterior
-from labkit.design.models import DesignModel
-from labkit.errors import check_size
+from labkit.design.models import DesignModel, as_numbers, check_designs, check_outcomes
+from labkit.errors import check_number, check_size
 from labkit.randomness import seeded_generator
 
 _BLOCK = 2**17  # likelihoods at once: they stay in the processor's cache
@@ -102,8 +102,12 @@ def barber_agakov(model: DesignModel, posterior: Posterior, theta: Tensor, desig
     Raises:
         ValueError: an argument is not as above.
     """
-    _check(model, theta, designs, outcomes)
-    log_q = posterior.log_prob(theta[:, None], designs, outcomes)[:, 0]
+    theta, designs, outcomes = _checked(model, theta, designs, outcomes)
+    log_q = posterior.log_prob(theta[:, None], designs, outcomes)
+    if log_q.shape != (len(theta), 1) or not (log_q < math.inf).all():
+        got = f"shape {tuple(log_q.shape)}, {log_q.flatten()[:4].tolist()} …"
+        raise ValueError(f"posterior: its log_prob gave {got}; expected ({len(theta)}, 1) log-densities")
+    log_q = log_q[:, 0]
     return log_q.double() - model.prior().log_prob(theta).double()
 
 
@@ -132,15 +136,18 @@ def information_is(
         ValueError: an argument is not as above.
     """
     check_likelihood(model)
-    _check(model, theta, designs, outcomes)
+    theta, designs, outcomes = _checked(model, theta, designs, outcomes)
+    particles = as_numbers("particles", particles)
     check_size("num_draws", num_draws, 20)
     if particles.dim() != 3 or particles.shape[::2] != theta.shape or particles.shape[1] < 2:
         raise ValueError(
             f"particles: got shape {tuple(particles.shape)}; expected ({len(theta)}, N, {theta.shape[1]}) with N >= 2"
         )
+    if not particles.isfinite().all():
+        raise ValueError(f"particles: expected finite numbers, got {int((~particles.isfinite()).sum())} that are not")
     theta, designs, outcomes, particles = (value.double() for value in (theta, designs, outcomes, particles))
     generator = seeded_generator(seed, "importance sampling")
-    own = _log_likelihood(model, theta[:, None], designs, outcomes)[:, 0]
+    own = _own(model, theta, designs, outcomes)
     rows = []
     for run in range(len(theta)):
         v, log_r = _proposal(model, model.to_unconstrained(particles[run]), num_draws, generator)
@@ -160,8 +167,8 @@ def plug_in_spce(information: Tensor, num_contrastive: float) -> Tensor:
         information: IS (R,).
         num_contrastive: L ≥ 1.
     """
-    if not num_contrastive >= 1:
-        raise ValueError(f"num_contrastive={num_contrastive}: expected at least 1")
+    check_number("num_contrastive", num_contrastive, "a number >= 1", lambda x: x >= 1)
+    information = as_numbers("information", information)
     return information - torch.nn.functional.softplus(information - math.log(num_contrastive))
 
 
@@ -171,10 +178,10 @@ def _contrast(
 ) -> tuple[Tensor, Tensor]:
     """ℓ_0 and log Σ_{l=1}^L e^{ℓ_l} of each run (R,), float64."""
     check_likelihood(model)
-    _check(model, theta, designs, outcomes)
+    theta, designs, outcomes = _checked(model, theta, designs, outcomes)
     check_size("num_contrastive", num_contrastive, 1)
     generator = seeded_generator(seed, "contrastive")
-    own = _log_likelihood(model, theta[:, None], designs, outcomes)[:, 0]
+    own = _own(model, theta, designs, outcomes)
     step = min(max(_BLOCK // designs.shape[1], 1), num_contrastive)
     others = torch.full_like(own, -math.inf)
     for rows in torch.arange(len(theta)).split(max(_BLOCK // (designs.shape[1] * step), 1)):
@@ -231,10 +238,21 @@ def _student(v: Tensor, centres: Tensor, root: Tensor) -> Tensor:
     return constant - root.diagonal().log().sum() - (_DEGREES + q) / 2 * (squared / _DEGREES).log1p()
 
 
-def _check(model: DesignModel, theta: Tensor, designs: Tensor, outcomes: Tensor) -> None:
-    """Refuse runs of another shape, without a step, or with numbers that are not finite."""
-    if theta.dim() != 2 or theta.shape[1] != model.theta_dim:
-        raise ValueError(f"theta: got shape {tuple(theta.shape)}; expected (R, {model.theta_dim})")
+def _own(model: DesignModel, theta: Tensor, designs: Tensor, outcomes: Tensor) -> Tensor:
+    """ℓ_0 (R,) of the parameters under which the outcomes arose."""
+    own = _log_likelihood(model, theta[:, None], designs, outcomes)[:, 0]
+    lost = (own == -math.inf).nonzero()[:, 0].tolist()
+    if lost:
+        raise ValueError(f"outcomes: those of run {lost[0]} are impossible under its own theta={theta[lost[0]].tolist()}")
+    return own
+
+
+def _checked(model: DesignModel, theta: Tensor, designs: Tensor, outcomes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """θ_0, designs and outcomes as tensors of one dtype; refuses runs of another shape, without a step, or impossible."""
+    theta = as_numbers("theta", theta)
+    designs, outcomes = as_numbers("designs", designs, theta.dtype), as_numbers("outcomes", outcomes, theta.dtype)
+    if theta.dim() != 2 or theta.shape[1] != model.theta_dim or not len(theta):
+        raise ValueError(f"theta: got shape {tuple(theta.shape)}; expected (R, {model.theta_dim}) with R >= 1")
     if outcomes.dim() != 2 or len(outcomes) != len(theta) or not outcomes.shape[1]:
         raise ValueError(f"outcomes: got shape {tuple(outcomes.shape)}; expected ({len(theta)}, T) with T >= 1")
     if designs.shape != (*outcomes.shape, model.design_dim):
@@ -242,3 +260,9 @@ def _check(model: DesignModel, theta: Tensor, designs: Tensor, outcomes: Tensor)
     for name, value in (("theta", theta), ("designs", designs), ("outcomes", outcomes)):
         if not value.isfinite().all():
             raise ValueError(f"{name}: expected finite numbers, got {value.numel() - int(value.isfinite().sum())} that are not")
+    inside = model.prior().support.check(theta)
+    if not inside.all():
+        raise ValueError(f"theta={theta[~inside.reshape(len(theta), -1).all(1)][0].tolist()}: impossible under the prior")
+    check_designs(model, designs, "designs")
+    check_outcomes(model, outcomes, "outcomes")
+    return theta, designs, outcomes

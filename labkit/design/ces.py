@@ -113,7 +113,7 @@ def censored_log_prob(y: Tensor, mean: Tensor, scale: Tensor, limit: float = CEN
     inside, density = y.abs() < limit, log_normal(y, mean, scale)
     if inside.all():
         return density
-    return torch.where(inside, density, _log_ndtr((torch.sign(y) * mean - limit) / scale))
+    return torch.where(inside, density, _log_ndtr((y.clamp(-limit, limit) / limit * mean - limit) / scale))
 
 
 def _log_ndtr(z: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.design.models import check_bounds
+from labkit.design.models import as_numbers, check_bounds
+from labkit.errors import check_number, check_size
 
 TOLERANCE = 1e-6  # relative to the box
 EDGE = 1e-3  # encode keeps this far, relative to the set, from its edge, where decode is flat
@@ -102,9 +103,9 @@ class Constraint(ABC):
         Raises:
             ValueError: x0 is not finite, has another dimension or lies outside the box; steps < 1.
         """
-        if steps < 1:
-            raise ValueError(f"steps={steps}: expected at least 1 experiment")
+        check_size("steps", steps, 1)
         if x0 is not None:
+            x0 = as_numbers("x0", x0)
             if x0.shape[-1:] != self.bounds.shape[1:]:
                 raise ValueError(f"x0: got shape {tuple(x0.shape)}; expected (..., {self.bounds.shape[1]})")
             if not (x0.isfinite().all() and self._in_box(x0, TOLERANCE).all()):
@@ -121,7 +122,10 @@ class Constraint(ABC):
 
     def is_feasible(self, state: State, x: Tensor, tol: float = TOLERANCE) -> Tensor:
         """Whether x ∈ X(z), within `tol` of the size of the box: (...)."""
-        return self._in_box(x, tol) & (self.slack(state, x) >= -tol * self._unit).all(-1)
+        slack = self.slack(state, x)
+        if slack.dim() < x.dim():
+            raise ValueError(f"slack: {self!r} gave shape {tuple(slack.shape)} for designs {tuple(x.shape)}; expected (..., k)")
+        return self._in_box(x, tol) & (slack >= -tol * self._unit).all(-1)
 
     @abstractmethod
     def decode(self, state: State, u: Tensor) -> Tensor:
@@ -169,8 +173,11 @@ def require_feasible(constraint: Constraint, state: State, x: Tensor | None = No
         ValueError: x is not finite.
         InfeasibleError: names the experiment, the constraint (of an intersection, the member) and the first bad state.
     """
-    if x is not None and not x.isfinite().all():
-        raise ValueError(f"design={x.tolist()}: expected finite numbers")
+    if x is not None:
+        if x.shape[-1:] != constraint.bounds.shape[1:]:
+            raise ValueError(f"design: got shape {tuple(x.shape)}; expected (..., {constraint.bounds.shape[1]})")
+        if not x.isfinite().all():
+            raise ValueError(f"design={x.tolist()}: expected finite numbers")
     ok = constraint.nonempty(state) if x is None else constraint.is_feasible(state, x)
     if ok.all():
         return
@@ -221,13 +228,13 @@ class StepLimit(Constraint):
 
     Args:
         delta: δ ≥ 0, a number or, for "linf", one per coordinate (d,); 0 freezes the design, ∞ leaves the box alone.
-        norm: "linf" or "l2".
+        norm: "linf", each coordinate on its own (a square in the plane), or "l2", the distance (a disc).
         bounds: box of designs (2, d).
     """
 
     def __init__(self, delta: float | Tensor, norm: str = "linf", *, bounds: Any):
         self.bounds = check_bounds(bounds)
-        delta = torch.as_tensor(delta, dtype=self.bounds.dtype)
+        delta = as_numbers("delta", delta, self.bounds.dtype)
         if norm not in ("linf", "l2"):
             raise ValueError(f'norm={norm!r}: expected "linf" or "l2"')
         if delta.shape not in ((), self.bounds.shape[1:] if norm == "linf" else ()) or not (delta >= 0).all():
@@ -311,17 +318,16 @@ class Budget(Constraint):
         bounds: Any,
     ):
         self.bounds = check_bounds(bounds)
-        if not (math.isfinite(total) and total >= 0):
-            raise ValueError(f"total={total}: expected a finite budget >= 0")
+        total = check_number("total", total, "a finite budget >= 0", lambda x: 0 <= x < math.inf)
         if not (callable(cost) or cost in ("l1", "l2")):
             raise ValueError(f'cost={cost!r}: expected "l2", "l1" or a function of two designs')
         if pacing not in (None, "half", "even"):
             raise ValueError(f'pacing={pacing!r}: expected None, "half" or "even"')
         if cheapest is not None:
-            cheapest = torch.as_tensor(cheapest, dtype=self.bounds.dtype)
+            cheapest = as_numbers("cheapest", cheapest, self.bounds.dtype)
             if cheapest.shape != self.bounds.shape[1:] or not self._in_box(cheapest, 0.0):
                 raise ValueError(f"cheapest={cheapest.tolist()}: expected a design in the box {self.bounds.tolist()}")
-        self.total, self.cost, self.pacing, self.cheapest = float(total), cost, pacing, cheapest
+        self.total, self.cost, self.pacing, self.cheapest = total, cost, pacing, cheapest
 
     def init(self, x0: Tensor | None, steps: int) -> State:
         """State at x0 (..., d) with the whole budget left.
@@ -330,8 +336,8 @@ class Budget(Constraint):
             ValueError: see `Constraint.init`; a cost function returns another shape, or a number < 0 or NaN.
         """
         state = super().init(_required(self, x0), steps)
-        self._price(x0, x0)
-        return replace(state, budget=x0.new_full(x0.shape[:-1], self.total))
+        self._price(state.x, state.x)
+        return replace(state, budget=state.x.new_full(state.x.shape[:-1], self.total))
 
     def step(self, state: State, x: Tensor) -> State:
         """b_{t+1} = b_t − c."""
@@ -394,7 +400,7 @@ class Budget(Constraint):
     def _price(self, previous: Tensor, x: Tensor) -> Tensor:
         if not callable(self.cost):
             return _norm(x - previous, self.cost)
-        price = self.cost(previous, x)
+        price = as_numbers("cost", self.cost(previous, x), x.dtype)
         shape = torch.broadcast_shapes(previous.shape, x.shape)[:-1]
         if price.shape != shape:
             raise ValueError(f"cost: got shape {tuple(price.shape)} for designs {tuple(x.shape)}; expected {tuple(shape)}")
@@ -450,9 +456,7 @@ class Monotone(Constraint):
 
     def __init__(self, gap: float, *, bounds: Any):
         self.bounds = check_bounds(bounds)
-        if not (math.isfinite(gap) and gap > 0):
-            raise ValueError(f"gap={gap}: expected a finite number > 0")
-        self.gap = float(gap)
+        self.gap = check_number("gap", gap)
 
     def init(self, x0: Tensor | None, steps: int) -> State:
         """State after x0 (..., d); None if the first time is free.
@@ -463,7 +467,7 @@ class Monotone(Constraint):
         state = super().init(x0, steps)
         low, high = self.interval(state)
         if (low > high).any():
-            room = self.bounds[1] - (self.bounds[0] if x0 is None else x0)
+            room = self.bounds[1] - (self.bounds[0] if state.x is None else state.x)
             raise ValueError(f"gap={self.gap}, steps={steps}: {steps} designs do not fit into a range of {room.min():g}")
         return state
 
@@ -519,6 +523,8 @@ class Intersection(Constraint):
     def __init__(self, *members: Constraint):
         if not members:
             raise ValueError("members: expected at least one constraint")
+        if not all(isinstance(member, Constraint) for member in members):
+            raise ValueError(f"members={members!r}: expected constraints, one argument each")
         if len({member.bounds.shape for member in members}) > 1:
             raise ValueError(f"members: got boxes of shape {[tuple(m.bounds.shape) for m in members]}; expected one shape")
         self.members = members

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.design.models import as_numbers
+from labkit.errors import check_number, check_size
+
 AMPLITUDES = (0.6, 0.8, 1.0, 0.8, 0.2, 0.1, 0.1, 0.2, 1.5, 2.5, 2.5, 1.5)
 MOVES = (0, 1, -1)  # in this order of preference, where two plans are worth the same
 
@@ -31,12 +34,13 @@ class Corridor:
     noise_sd: float = 1.0
 
     def __post_init__(self):
-        if not len(self.amplitudes) or not np.isfinite(self.amplitudes).all():
+        amplitudes = as_numbers("amplitudes", self.amplitudes)
+        if amplitudes.dim() != 1 or not len(amplitudes) or not amplitudes.isfinite().all():
             raise ValueError(f"amplitudes={self.amplitudes}: expected at least one, all finite")
-        if not 0 <= self.start < len(self.amplitudes):
+        check_size("start", self.start, 0)
+        if self.start >= len(self.amplitudes):
             raise ValueError(f"start={self.start}: expected a place in 0, …, {len(self.amplitudes) - 1}")
-        if not self.noise_sd > 0:
-            raise ValueError(f"noise_sd={self.noise_sd}: expected a number > 0")
+        check_number("noise_sd", self.noise_sd)
 
     @property
     def precision(self) -> np.ndarray:
@@ -45,7 +49,10 @@ class Corridor:
 
     def information(self, path: Sequence[int]) -> np.ndarray:
         """I(θ; y_1, …, y_t) in nats for t = 1, …, T (T,), of a path (T,)."""
-        return 0.5 * np.log1p(np.cumsum(self.precision[np.asarray(path, dtype=int)]))
+        places = as_numbers("path", path).numpy()
+        if not np.isin(places, np.arange(len(self.amplitudes))).all():
+            raise ValueError(f"path={list(path)}: expected places in 0, …, {len(self.amplitudes) - 1}")
+        return 0.5 * np.log1p(np.cumsum(self.precision[places.astype(int)]))
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ def optimal_path(corridor: Corridor, steps: int) -> CorridorPath:
         corridor: where to walk.
         steps: T ≥ 1.
     """
-    _check_steps(steps)
+    check_size("steps", steps, 1)
     moves, precision, n = np.array(MOVES), corridor.precision, len(corridor.amplitudes)
     targets = np.arange(n)[:, None] + moves  # (n, 3)
     allowed = (targets >= 0) & (targets < n)
@@ -95,11 +102,9 @@ def planned_path(corridor: Corridor, steps: int, depth: int, discount: float = 1
         depth: H ≥ 0; 0 is greedy.
         discount: γ ∈ (0, 1].
     """
-    _check_steps(steps)
-    if depth < 0:
-        raise ValueError(f"depth={depth}: expected a whole number >= 0")
-    if not 0 < discount <= 1:
-        raise ValueError(f"discount={discount}: expected a number in (0, 1]")
+    check_size("steps", steps, 1)
+    check_size("depth", depth, 0)
+    check_number("discount", discount, "a number in (0, 1]", lambda x: 0 < x <= 1)
     precision = corridor.precision
     place, total, places = corridor.start, 0.0, []
     for t in range(1, steps + 1):
@@ -136,8 +141,3 @@ def _best_of_each(at: np.ndarray, sums: np.ndarray, worth: np.ndarray) -> np.nda
     order = np.lexsort((-worth, key.imag, key.real))
     _, start = np.unique(key[order], return_index=True)
     return order[start]
-
-
-def _check_steps(steps: int) -> None:
-    if steps < 1:
-        raise ValueError(f"steps={steps}: expected at least 1 experiment")

@@ -13,6 +13,7 @@ x_{t+1} = `constraint.decode(state, u)`. It never proposes a forbidden design, a
 constraint. One trained without is projected, or starts a planner.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from torch import Tensor, nn
 from labkit.design.bounds import prior_contrastive
 from labkit.design.constraints import Constraint, State, Unconstrained
 from labkit.design.models import DesignModel
-from labkit.design.networks import Units, check_history, descend, describe, read
+from labkit.design.networks import Units, check_history, descend, describe, read, restore
+from labkit.errors import check_size
 from labkit.randomness import frozen
 
 PULL = 5.0  # a limit of a tenth of the box is taken in full from a target a fifth of the box away
@@ -42,7 +44,7 @@ class DADNetwork(nn.Module):
         seed: of the initial weights.
 
     Raises:
-        ValueError: horizon < 1.
+        ValueError: a size that is out of range.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class DADNetwork(nn.Module):
         seed: int = 0,
     ):
         super().__init__()
-        if horizon < 1:
-            raise ValueError(f"horizon={horizon}: expected at least 1 experiment")
+        if not isinstance(hidden, Sequence) or len(hidden) != 2:
+            raise ValueError(f"hidden={hidden!r}: expected two numbers of units, of the encoder and of the emitter")
+        for name, size in (("horizon", horizon), ("encoding", encoding), ("hidden", hidden[0]), ("hidden", hidden[1])):
+            check_size(name, size, 1)
         self.model, self.horizon, self.constraint = model, horizon, constraint
         self.box = Unconstrained(model.bounds)
         sizes = {"horizon": horizon, "encoding": encoding, "hidden": list(hidden)}
@@ -163,9 +167,9 @@ def fit_dad(
     """
     if model.outcomes is not None:
         raise ValueError(f"model: the outcomes of {type(model).__name__} are finitely many; pathwise gradients need a density")
-    if horizon < 2 or num_rollouts < 1 or num_contrastive < 1:
-        got = f"horizon={horizon}, num_rollouts={num_rollouts}, num_contrastive={num_contrastive}"
-        raise ValueError(f"{got}: expected at least 2, 1 and 1")
+    check_size("horizon", horizon, 2)
+    check_size("num_rollouts", num_rollouts, 1)
+    check_size("num_contrastive", num_contrastive, 1)
     network = DADNetwork(model, horizon, constraint, seed=seed, **sizes)
 
     def losses(generator: torch.Generator) -> dict[str, Tensor]:
@@ -215,8 +219,8 @@ def load_policy(path: Path, model: DesignModel, constraint: Constraint | None = 
         raise ValueError(f"path={Path(path).name} was trained within {got}; got constraint={constraint!r}")
     sizes = config["sizes"]
     network = DADNetwork(model, sizes["horizon"], constraint, encoding=sizes["encoding"], hidden=tuple(sizes["hidden"]))
-    network.load_state_dict(tensors)
-    return network.requires_grad_(False).eval()
+    restore(network, tensors, path)
+    return network
 
 
 def _text(constraint: Constraint | None) -> str | None:

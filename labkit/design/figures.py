@@ -212,7 +212,7 @@ def explorer() -> go.Figure:
         meta="zoomed", mode="markers", marker=_source_mark(), hoverinfo="skip", showlegend=False, **at(4)
     )  # fmt: skip
 
-    axis_of(figure, "x", 1).update(showticklabels=False, showgrid=False)
+    axis_of(figure, "x", 1).update(showticklabels=False, showgrid=False, dtick=1)
     axis_of(figure, "y", 1).update(range=(-0.02, 1.06), showticklabels=False, showgrid=False, ticks="", showline=False)
     axis_of(figure, "x", 2).update(title_text="level of the tree (experiments ahead)", dtick=1)
     axis_of(figure, "y", 2).update(title_text="EIG (nats)")
@@ -283,7 +283,7 @@ def _draw_tree(figure, traces: Mapping, scene, path: list[int], deepest: int) ->
     words = ["", *(f", outcome {y:.2f} (probability {p:.2g})" for y, p in zip(outcomes[1:], probability[1:], strict=True))]
     labelled = len(parents) <= _LABELLED
     text = (
-        ["now", *(f"y = {y:.1f}".replace("-", "−") for y in outcomes[1:])] if labelled else ["now"] + [""] * (len(parents) - 1)
+        ["now", *(f"y = {y:z.1f}".replace("-", "−") for y in outcomes[1:])] if labelled else ["now"] + [""] * (len(parents) - 1)
     )
     traces["nodes"].update(
         x=depth,
@@ -328,7 +328,7 @@ def robot() -> go.Figure:
     figure.add_scatter(meta="particles", name="where it may be", mode="markers", marker=dots, hoverinfo="skip", **at(1))
     figure.add_scatter(
         meta="done", name="your measurements", mode="lines+markers", line=dict(color="#444444", width=1.5),
-        marker=dict(color="#444444", size=7, line=dict(color="white", width=1)),
+        marker=dict(color="white", size=8, line=dict(color="black", width=1.5)),  # seen on a dark map and on white
         hovertemplate="y = %{customdata:.2f}<extra></extra>", **at(1),
     )  # fmt: skip
     target = dict(theme.marker("baseline4", 15), line=dict(color="black", width=1.2))
@@ -344,7 +344,7 @@ def robot() -> go.Figure:
     _square(figure, 1)
     axis_of(figure, "x", 2).update(title_text="experiment", dtick=2)
     axis_of(figure, "y", 2).update(title_text="learned so far: KL(posterior || prior), nats")
-    return figure
+    return figure.update_layout(legend_itemsizing="constant")
 
 
 def draw_robot(figure, view, target: np.ndarray) -> None:
@@ -414,16 +414,16 @@ def corridor(amplitudes: Sequence[float]) -> go.Figure:
         ("greedy", "baseline1", "greedy"),
         ("planner", "method", "planner"),
     ):
-        mark = dict(theme.marker(role, 7))
+        mark, width = theme.marker(role, 7), 5 if meta == "greedy" else 2  # seen below a planner that does the same
         for number, x in ((1, "place %{x}, experiment %{y}"), (3, "experiment %{x}: %{y:.3f} nats")):
             figure.add_scatter(
                 meta=f"{meta}{number}", name=name, legendgroup=meta, showlegend=number == 1, mode="lines+markers",
-                line=theme.line(role), marker=mark, hovertemplate=f"{name}: {x}<extra></extra>", **at(number),
+                line=theme.line(role, width), marker=mark, hovertemplate=f"{name}: {x}<extra></extra>", **at(number),
             )  # fmt: skip
     axis_of(figure, "x", 1).update(title_text="place", range=(-0.6, len(amplitudes) - 0.4), dtick=1)
     axis_of(figure, "y", 1).update(title_text="experiment", dtick=2)
     axis_of(figure, "x", 2).update(range=(-0.6, len(amplitudes) - 0.4), showticklabels=False, dtick=1)
-    axis_of(figure, "y", 2).update(title_text="a²", range=(0, 7), nticks=4)
+    axis_of(figure, "y", 2).update(title_text="a(x)²", range=(0, 7), nticks=4)
     axis_of(figure, "x", 3).update(title_text="experiment", dtick=2)
     axis_of(figure, "y", 3).update(title_text="information so far (nats)", range=(0, 2.2))
     return figure
@@ -442,8 +442,8 @@ def draw_corridor(figure, walks: Mapping[str, tuple[np.ndarray, np.ndarray]], st
         traces[f"{name}1"].update(x=np.append(start, places) + shift, y=time)  # shifted, so that none hides another
         traces[f"{name}3"].update(x=time, y=np.append(0, information))
     steps = len(places)
-    axis_of(figure, "y", 1).range = (steps + 0.5, -0.5)
-    axis_of(figure, "x", 3).range = (-0.3, steps + 0.3)
+    axis_of(figure, "y", 1).update(range=(steps + 0.5, -0.5), dtick=2 if steps > 6 else 1)
+    axis_of(figure, "x", 3).update(range=(-0.3, steps + 0.3), dtick=2 if steps > 6 else 1)
 
 
 def posterior() -> go.Figure:
@@ -517,7 +517,7 @@ def runs() -> go.Figure:
     axis_of(figure, "x", 2).update(showticklabels=False)
     axis_of(figure, "y", 2).update(title_text="learned (nats)")
     axis_of(figure, "x", 3).update(title_text="experiment")
-    axis_of(figure, "y", 3).update(title_text="travelled")
+    axis_of(figure, "y", 3).update(title_text="travelled (map sides)")
     return figure
 
 
@@ -576,7 +576,7 @@ def schedules() -> go.Figure:
     names = [NAMES[policy] for policy in SCHEDULES]
     axis_of(figure, "x", 1).update(range=(0, 24), dtick=4, showticklabels=False)
     axis_of(figure, "x", 2).update(range=(0, 24), dtick=4, title_text="hours after the dose")
-    axis_of(figure, "y", 1).update(title_text="concentration")
+    axis_of(figure, "y", 1).update(title_text="concentration (a.u.)")
     rows = dict(range=(len(names) - 0.5, -0.5), tickvals=list(range(len(names))))
     axis_of(figure, "y", 2).update(ticktext=names, **rows)
     axis_of(figure, "y", 3).update(showticklabels=False, **rows)
@@ -699,7 +699,7 @@ def step_limits(summary: pd.DataFrame, metric: str = "kl") -> go.Figure:
         summary: from `experiment.summarise`.
         metric: a key of `METRICS`.
     """
-    figure = theme.figure(x="largest step δ", y=METRICS[metric])
+    figure = theme.figure(x="largest step δ (map sides)", y=METRICS[metric])
     rows = summary[summary["setting"].str.startswith("location-")]
     rows = rows.assign(delta=rows["setting"].str.partition("-")[2].astype(float)).sort_values("delta")
     for policy in ("tree-2", "greedy", "dad", "step_dad", "static", "greedy_vi", "random"):

@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 
 from labkit.design.belief import ParticleBelief, PlanningParticles, check_likelihood
 from labkit.design.estimates import EIGEstimate
-from labkit.design.models import DesignModel, check_designs, is_gaussian
+from labkit.design.models import DesignModel, as_numbers, check_designs, is_gaussian
 from labkit.errors import check_size
 from labkit.randomness import frozen, seeded_generator
 
@@ -86,12 +86,15 @@ def eig(
     Raises:
         ValueError: an argument is not as above, or the method does not fit the model.
     """
-    model, designs = belief.model, torch.as_tensor(designs)
+    if not isinstance(belief, ParticleBelief | PlanningParticles):
+        raise ValueError(f"belief: got a {type(belief).__name__}; expected a ParticleBelief or PlanningParticles")
+    model, designs = belief.model, as_numbers("designs", designs, belief.theta.dtype)
     if designs.dim() != 2 or not len(designs):
         raise ValueError(f"designs: got shape {tuple(designs.shape)}; expected (K, {model.design_dim}) with K >= 1")
     check_designs(model, designs, "designs")
     if belief.theta.dim() > 3 or belief.theta.shape[:-2].numel() != 1:
         raise ValueError(f"belief: got theta of shape {tuple(belief.theta.shape)}; expected one rollout, (1, N, p) or (N, p)")
+    _check_particles(belief.theta, belief.log_weights)
     _check(model, method, num_obs, num_contrastive, belief.log_weights.shape[-1])
     if method == "ace":
         if posterior is None or not isinstance(belief, ParticleBelief):
@@ -107,6 +110,8 @@ def eig(
         finite = terms.isfinite()
         deviation = torch.where(finite, terms - (weights * terms).sum(-1, keepdim=True), 0)
         stderr = (weights * deviation).square().sum(-1).sqrt()
+        counted = (weights * terms.where(finite, 0)).sum(-1)
+    value = torch.where(value.isfinite(), value, counted)
     return EIGEstimate(value, stderr, int((~finite).sum()))
 
 
@@ -174,6 +179,20 @@ def ace_eig(
     """
     _check(model, "ace", num_obs, num_contrastive, num_obs)
     return _ace(model, posterior, X, Y, design, num_obs, num_contrastive, seed)[0]
+
+
+def _check_particles(theta: Tensor, log_weights: Tensor) -> None:
+    """Refuse particles that are not finite, or whose weights are not one number each that sum to one."""
+    if log_weights.shape != theta.shape[:-1] or not log_weights.shape[-1]:
+        got = f"log_weights {tuple(log_weights.shape)} for theta {tuple(theta.shape)}"
+        raise ValueError(f"belief: got {got}; expected one weight for each of N >= 1 particles")
+    if not theta.isfinite().all():
+        raise ValueError(f"belief: got {int((~theta.isfinite()).sum())} entries of theta that are not finite; expected none")
+    total = log_weights.detach().logsumexp(-1)
+    if not (total.abs() < 1e-3).all():
+        raise ValueError(
+            f"belief: got weights with the sum {float(total.flatten()[0].exp()):g}; expected normalised log_weights"
+        )
 
 
 def _check(model: DesignModel, method: str, num_obs: int, num_contrastive: int, num_particles: int) -> None:

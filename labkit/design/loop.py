@@ -21,7 +21,7 @@ from labkit.design.bounds import information_is, plug_in_spce, spce
 from labkit.design.ces import CES
 from labkit.design.checker import violations
 from labkit.design.constraints import Constraint, State, require_feasible
-from labkit.design.models import DesignModel, check_designs
+from labkit.design.models import DesignModel, as_numbers, check_designs, check_generator
 from labkit.design.policies import Policy
 from labkit.errors import check_size
 from labkit.randomness import seeded_generator
@@ -128,6 +128,16 @@ def experiment(
         InfeasibleError: the policy's design is not allowed, or none is.
     """
     check_size("steps", steps, 1)
+    check_generator(generator)
+    if not callable(policy):
+        raise ValueError(f"policy={policy!r}: expected a function (belief, state, remaining, generator) -> designs")
+    if not isinstance(constraint, Constraint) or constraint.bounds.shape != belief.model.bounds.shape:
+        raise ValueError(f"constraint={constraint!r}: expected a Constraint of {belief.model.design_dim} coordinates")
+    shape, dtype = (len(belief.outcomes), belief.model.design_dim), belief.designs.dtype
+    if start is not None:
+        start = as_numbers("start", start, dtype)
+        if start.shape != shape:
+            raise ValueError(f"start: got shape {tuple(start.shape)}; expected {shape}")
     if measure_start and start is None:
         raise ValueError("start=None: expected designs (R, d), since measure_start=True measures there first")
     state = constraint.init(start, steps - measure_start) if steps > measure_start else None
@@ -136,11 +146,13 @@ def experiment(
         if t == 0 and measure_start:
             design = start
         else:
-            design = policy(belief, state, steps - t, generator)
+            design = as_numbers("policy", policy(belief, state, steps - t, generator), dtype)
+            if design.shape != shape:
+                raise ValueError(f"policy: its designs have shape {tuple(design.shape)}; expected {shape}")
             require_feasible(constraint, state, design)
             state = constraint.step(state, design)
         middle = time.process_time()
-        outcome = observe(t, design)
+        outcome = as_numbers("observe", observe(t, design), dtype)
         belief = belief.update(design, outcome)
         yield Step(design, outcome, belief, state, middle - begin, time.process_time() - middle)
 
@@ -171,11 +183,16 @@ def rollout(
         progress: show a bar.
     """
     check_size("num_rollouts", num_rollouts, 1)
+    check_size("steps", steps, 1)
     theta = draw_truth(model, num_rollouts, seed)
     if start is None and measure_start:
         start = model.sample_designs((num_rollouts,), seeded_generator(seed, "start"))
     elif start is not None:
-        start = torch.as_tensor(start, dtype=model.bounds.dtype).expand(num_rollouts, model.design_dim)
+        start = as_numbers("start", start, model.bounds.dtype)
+        if start.shape not in ((model.design_dim,), (num_rollouts, model.design_dim)):
+            got = f"got shape {tuple(start.shape)}"
+            raise ValueError(f"start: {got}; expected ({model.design_dim},) or ({num_rollouts}, {model.design_dim})")
+        start = start.expand(num_rollouts, -1)
         check_designs(model, start, "start")
     noise = model.noise((num_rollouts, steps), seeded_generator(seed, "outcomes"))
     belief = ParticleBelief.prior(model, num_rollouts, num_particles, seeded_generator(seed, "belief"))
@@ -304,8 +321,10 @@ def compare(
     Returns:
         One row per policy; see `summarise`.
     """
-    if not policies:
-        raise ValueError("policies: expected at least one")
+    if not isinstance(policies, Mapping) or not policies:
+        raise ValueError(f"policies={policies!r}: expected a mapping of names to policies, at least one")
+    if reference is not None and reference not in policies:
+        raise ValueError(f"reference={reference!r}: expected one of {', '.join(policies)}")
     tables, seconds = [], {}
     for name, policy in policies.items():
         trace = rollout(model, policy, constraint, steps=steps, num_rollouts=num_rollouts, seed=seed, **options)

@@ -11,6 +11,7 @@ by `labkit.design.pyro_bridge.from_pyro`. The market of two baskets, `CES`, has 
 """
 
 import math
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.distributions import Distribution, HalfNormal, Independent, MultivariateNormal, Normal, Uniform, biject_to
 
 from labkit.design.priors import Joint
+from labkit.errors import check_number, check_size
 from labkit.randomness import sample
 
 
@@ -71,10 +73,12 @@ class DesignModel(ABC):
 
     def sample_prior(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         """Independent draws of θ (*shape, p)."""
+        check_generator(generator)
         return sample(self.prior(), generator, tuple(shape))
 
     def sample_designs(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         """Independent designs (*shape, d): uniform where the box is finite, N(0, 1) in the other coordinates."""
+        check_generator(generator)
         low, high = self.bounds
         size = (*shape, self.design_dim)
         uniform = torch.rand(size, generator=generator, dtype=low.dtype)
@@ -159,8 +163,7 @@ def check_bounds(bounds: Any, design_dim: int | None = None) -> Tensor:
     Raises:
         ValueError: the shape is not (2, d), or a lowest value is not below the highest.
     """
-    bounds = torch.as_tensor(bounds)
-    bounds = bounds if bounds.is_floating_point() else bounds.to(torch.get_default_dtype())
+    bounds = as_numbers("bounds", bounds)
     if bounds.dim() != 2 or bounds.shape[0] != 2 or bounds.shape[1] != (design_dim or bounds.shape[1]) or not bounds.numel():
         raise ValueError(f"bounds: got shape {tuple(bounds.shape)}; expected (2, {design_dim or 'd'})")
     if not (bounds[0] < bounds[1]).all():
@@ -186,15 +189,36 @@ def check_outcomes(model: DesignModel, y: Tensor, name: str = "y") -> None:
         raise ValueError(f"{name}={y.tolist()}: expected finite numbers")
     if model.outcomes is not None and not torch.isin(y, model.outcomes.to(y.dtype)).all():
         raise ValueError(f"{name}={y.tolist()}: expected outcomes among {model.outcomes.tolist()}")
-    if model.limit is not None and (y.abs() > model.limit).any():
+    if model.limit is not None and (y.abs() > (1 + 1e-6) * model.limit).any():
         raise ValueError(f"{name}={y.tolist()}: expected outcomes in [−{model.limit:g}, {model.limit:g}]")
 
 
 def check_positive(**values: float) -> None:
     """Refuse arguments that are not finite numbers > 0."""
     for name, value in values.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value}: expected a finite number > 0")
+        check_number(name, value)
+
+
+def check_generator(generator: Any) -> None:
+    """Refuse what is no torch generator of the CPU: a seed would draw the same numbers at every call."""
+    if not isinstance(generator, torch.Generator) or generator.device.type != "cpu":
+        got = f"one on {generator.device}" if isinstance(generator, torch.Generator) else repr(generator)
+        raise ValueError(f"generator: got {got}; expected a torch.Generator of the CPU, as torch.Generator().manual_seed(0)")
+
+
+def as_numbers(name: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """Real numbers in any nesting as a floating tensor on the CPU; `dtype=None` keeps that of a floating tensor.
+
+    Raises:
+        ValueError: they are none; `name` is for the message.
+    """
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        tensor = None
+    if tensor is None or tensor.is_complex() or tensor.device.type != "cpu":
+        raise ValueError(f"{name}={reprlib.repr(value)}: expected real numbers, in rows of equal length, on the CPU")
+    return tensor.to(dtype or (tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()))
 
 
 class LocationFinding(GaussianModel):
@@ -220,8 +244,8 @@ class LocationFinding(GaussianModel):
         max_signal: float = 1e-4,
         noise_sd: float = 0.5,
     ):
-        if n_sources < 1 or dim < 1:
-            raise ValueError(f"n_sources={n_sources}, dim={dim}: expected whole numbers >= 1")
+        check_size("n_sources", n_sources, 1)
+        check_size("dim", dim, 1)
         if prior not in ("uniform", "normal"):
             raise ValueError(f'prior={prior!r}: expected "uniform" or "normal"')
         check_positive(background=background, max_signal=max_signal, noise_sd=noise_sd)
@@ -305,13 +329,20 @@ class LinearGaussian(GaussianModel):
 
     def __init__(self, features: Callable[[Tensor], Tensor], prior_cov: Any, noise: float = 1.0, *, bounds: Any):
         check_positive(noise=noise)
-        cov = torch.as_tensor(prior_cov)
-        if cov.dim() != 2 or cov.shape[0] != cov.shape[1] or torch.linalg.cholesky_ex(cov).info:
-            raise ValueError(f"prior_cov: got shape {tuple(cov.shape)}; expected a positive definite matrix (p, p)")
+        cov = as_numbers("prior_cov", prior_cov)
+        square = cov.dim() == 2 and len(cov) == cov.shape[1] > 0
+        if not square or not torch.allclose(cov, cov.T) or torch.linalg.cholesky_ex(cov).info:
+            got = cov.tolist() if square else f"shape {tuple(cov.shape)}"
+            raise ValueError(f"prior_cov: got {got}; expected a symmetric, positive definite matrix (p, p)")
+        if not callable(features):
+            raise ValueError(f"features={features!r}: expected a function of designs, (..., d) -> (..., p)")
         self.features, self.prior_cov, self.noise_sd = features, cov, noise
         self.bounds = check_bounds(bounds).to(cov.dtype)
         self.theta_dim, self.design_dim = len(cov), self.bounds.shape[1]
         self.design_names = tuple(f"x{j + 1}" for j in range(self.design_dim))
+        shape = tuple(features(self.bounds.nan_to_num(0, 0, 0).mean(0, keepdim=True)).shape)
+        if shape != (1, self.theta_dim):
+            raise ValueError(f"features: got shape {shape} for one design; expected (1, {self.theta_dim}), as prior_cov has it")
 
     def prior(self) -> Distribution:
         """N(0, Σ)."""
@@ -390,4 +421,4 @@ class HyperbolicDiscounting(DesignModel):
     def log_prob(self, y: Tensor, theta: Tensor, design: Tensor) -> Tensor:
         """log P(y | θ, x), for y, θ and x with batch shapes that broadcast."""
         p = self.probability(theta, design)
-        return torch.where(y > 0.5, p, 1 - p).log()
+        return torch.where(y == 1, p, torch.where(y == 0, 1 - p, 0)).log()

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from labkit.atomic import replacing
 from labkit.design.models import DesignModel
+from labkit.errors import check_number, check_size
 
 PREDICTIVE_DRAWS = 4096
 
@@ -121,10 +122,15 @@ def read(path: Path, kind: str, model: DesignModel) -> tuple[dict[str, Any], dic
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"path: there is no file {path}")
-    with safe_open(path, "pt") as file:
-        header = json.loads((file.metadata() or {}).get("labkit", "{}"))
-        tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a mapping
-    config = header.get("config", {})
+    try:
+        with safe_open(path, "pt") as file:
+            header = json.loads((file.metadata() or {}).get("labkit", "null"))
+            tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(f"path={path.name}: damaged, or no file of labkit's networks ({error})") from error
+    if not isinstance(header, dict) or "kind" not in header.get("config", {}):
+        raise ValueError(f"path={path.name}: no configuration in the file; expected one that labkit.design.networks.save wrote")
+    config = header["config"]
     if header.get("hash") != digest(config):
         raise ValueError(f"path={path.name}: the configuration in the file does not have the hash that the file states")
     if config["kind"] != kind:
@@ -135,6 +141,21 @@ def read(path: Path, kind: str, model: DesignModel) -> tuple[dict[str, Any], dic
         listing = ", ".join(f"{name}={trained.get(name)!r} instead of {wanted.get(name)!r}" for name in differing)
         raise ValueError(f"path={path.name} was trained for another experiment: {listing}")
     return config, tensors
+
+
+def restore(network: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Put the weights of a file into a network, without gradients.
+
+    Raises:
+        ValueError: they are not the network's, or not finite.
+    """
+    own = {name: value.shape for name, value in network.state_dict().items()}
+    wrong = sorted(name for name in own.keys() | tensors.keys() if name not in tensors or own.get(name) != tensors[name].shape)
+    wrong = wrong or sorted(name for name, value in tensors.items() if not value.isfinite().all())
+    if wrong:
+        raise ValueError(f"path={Path(path).name}: weights missing, of another shape or not finite: {', '.join(wrong[:5])}")
+    network.load_state_dict(tensors)
+    network.requires_grad_(False).eval()
 
 
 def descend(
@@ -168,13 +189,15 @@ def descend(
         The trace: `step`, and the mean of each loss over the `every` steps before.
 
     Raises:
-        ValueError: `steps` or `lr` is not positive.
+        ValueError: `steps`, `lr` or `seed` is out of range, or the checkpoint is damaged or of another training.
         FloatingPointError: a loss is not finite.
     """
-    if steps < 1 or lr <= 0:
-        raise ValueError(f"steps={steps}, lr={lr}: both must be positive")
+    check_size("steps", steps, 1)
+    check_size("seed", seed, 0)
+    check_number("lr", lr)
     optimizer = torch.optim.Adam(network.parameters(), lr, betas)
-    done, history = _resume(network, optimizer, checkpoint)
+    settings = torch.tensor([steps, lr, seed], dtype=torch.float64)
+    done, history = _resume(network, optimizer, settings, checkpoint)
     bar = tqdm(total=steps, initial=done, desc=name, unit="step", disable=not progress)
     for step in range(done + 1, steps + 1):
         warmup, cosine = min(1.0, step / 100), 0.5 * (1 + np.cos(np.pi * (step - 1) / steps))
@@ -191,8 +214,8 @@ def descend(
         history.append([value.item() for value in values.values()])
         bar.set_postfix({key: f"{value.item():.2f}" for key, value in values.items()}, refresh=False)
         bar.update()
-        if checkpoint and step % every == 0:
-            _store(network, optimizer, history, checkpoint)
+        if checkpoint and step % every == 0 and step < steps:
+            _store(network, optimizer, settings, history, checkpoint)
     bar.close()
     if checkpoint:
         Path(checkpoint).unlink(missing_ok=True)
@@ -201,8 +224,8 @@ def descend(
     return table.groupby(rows).mean().rename_axis("step").reset_index()
 
 
-def _store(network: nn.Module, optimizer: torch.optim.Adam, history: list, path: Path) -> None:
-    tensors = {"history": torch.tensor(history, dtype=torch.float64)}
+def _store(network: nn.Module, optimizer: torch.optim.Adam, settings: Tensor, history: list, path: Path) -> None:
+    tensors = {"history": torch.tensor(history, dtype=torch.float64), "settings": settings}
     for name, parameter in network.named_parameters():
         state = optimizer.state[parameter]
         tensors |= {
@@ -214,17 +237,28 @@ def _store(network: nn.Module, optimizer: torch.optim.Adam, history: list, path:
         save_file(tensors, partial)
 
 
-def _resume(network: nn.Module, optimizer: torch.optim.Adam, path: Path | None) -> tuple[int, list]:
+def _resume(network: nn.Module, optimizer: torch.optim.Adam, settings: Tensor, path: Path | None) -> tuple[int, list]:
     """Steps done so far and their losses; weights and the optimiser's moments are put back."""
     if path is None or not Path(path).is_file():
         return 0, []
-    with safe_open(path, "pt") as file:
-        history = file.get_tensor("history").tolist()
-        for name, parameter in network.named_parameters():
-            parameter.data.copy_(file.get_tensor(f"{name}/value"))
-            optimizer.state[parameter] = {
-                "step": torch.tensor(float(len(history))),
-                "exp_avg": file.get_tensor(f"{name}/mean"),
-                "exp_avg_sq": file.get_tensor(f"{name}/square"),
-            }
+    try:
+        with safe_open(path, "pt") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except SafetensorError as error:
+        raise ValueError(f"checkpoint={str(path)!r}: damaged ({error}); remove it to start anew") from error
+    parts = {f"{name}/{part}": p.shape for name, p in network.named_parameters() for part in ("value", "mean", "square")}
+    names = parts.keys() | {"history", "settings"}
+    if stored.keys() != names or any(stored[name].shape != shape for name, shape in parts.items()):
+        raise ValueError(f"checkpoint={str(path)!r}: of another network; remove it to start anew")
+    if not torch.equal(stored["settings"], settings):
+        got, wanted = stored["settings"].tolist(), settings.tolist()
+        raise ValueError(f"checkpoint={str(path)!r}: of a training with (steps, lr, seed) {got} instead of {wanted}; remove it")
+    history = stored["history"].tolist()
+    for name, parameter in network.named_parameters():
+        parameter.data.copy_(stored[f"{name}/value"])
+        optimizer.state[parameter] = {
+            "step": torch.tensor(float(len(history))),
+            "exp_avg": stored[f"{name}/mean"],
+            "exp_avg_sq": stored[f"{name}/square"],
+        }
     return len(history), history

@@ -4,6 +4,8 @@ A design in an obstacle is pushed out by the shortest way that stays in the box.
 nowhere, it goes to the nearest of a fixed set of allowed points.
 """
 
+import bisect
+import math
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from labkit.design.constraints import Constraint, Region, State
-from labkit.design.models import check_bounds
+from labkit.design.models import as_numbers, check_bounds
 
 ANCHORS = 1024
 
@@ -36,11 +38,13 @@ class Forbidden(Constraint):
         d, dtype = self.bounds.shape[1], self.bounds.dtype
         if not self.bounds.isfinite().all():
             raise ValueError(f"bounds={self.bounds.tolist()}: expected a finite box around obstacles")
-        self.discs = torch.as_tensor(discs, dtype=dtype) if len(discs) else self.bounds.new_zeros(0, d + 1)
+        self.discs = as_numbers("discs", discs, dtype)
+        if not self.discs.numel():
+            self.discs = self.bounds.new_zeros(0, d + 1)
         self.boxes = _check_boxes(boxes, d, dtype)
-        if self.discs.shape[1:] != (d + 1,) or not (self.discs[:, d] > 0).all():
+        if self.discs.shape[1:] != (d + 1,) or not (self.discs.isfinite().all() and (self.discs[:, d] > 0).all()):
             got = f"shape {tuple(self.discs.shape)}, {self.discs.tolist()}"
-            raise ValueError(f"discs: got {got}; expected rows (n, {d + 1}) of a centre and a radius > 0")
+            raise ValueError(f"discs: got {got}; expected finite rows (n, {d + 1}) of a centre and a radius > 0")
         if len(self.discs) + len(self.boxes) == 0 or (segments and len(self.boxes)):
             raise ValueError("discs, boxes: expected at least one; with segments=True discs alone")
         self.segments = segments
@@ -54,6 +58,7 @@ class Forbidden(Constraint):
             ValueError: see `Constraint.init`; x0 is forbidden, or None although `segments` needs it.
         """
         state = super().init(x0, steps)
+        x0 = state.x
         if x0 is None and self.segments:
             raise ValueError("x0=None: segments=True needs a design to start from")
         if x0 is not None and (self._depths(x0) > 1e-6 * self._unit).any():
@@ -150,13 +155,14 @@ class Availability(Constraint):
     def __init__(self, boxes: Any, windows: Any, *, bounds: Any):
         self.bounds = check_bounds(bounds)
         self.boxes = _check_boxes(boxes, self.bounds.shape[1], self.bounds.dtype)
-        self.windows = torch.as_tensor(windows)
+        self.windows = as_numbers("windows", windows, torch.float64)
         if not len(self.boxes) or self.windows.shape != (len(self.boxes), 2):
             raise ValueError(f"windows: got shape {tuple(self.windows.shape)}; expected ({len(self.boxes)}, 2), one per box")
-        if not (self.windows[:, 0] <= self.windows[:, 1]).all():
-            raise ValueError(f"windows={self.windows.tolist()}: expected no window to end before it starts")
-        times = range(int(self.windows.min()) - 1, int(self.windows.max()) + 2)
-        self._closed = {time: self._obstacles(time) for time in times}  # before and after, nothing changes any more
+        if not (self.windows[:, 0] <= self.windows[:, 1]).all() or (self.windows != self.windows.round()).any():
+            raise ValueError(f"windows={self.windows.tolist()}: expected whole numbers, and no window to end before it starts")
+        changes = torch.cat([self.windows[:, 0], self.windows[:, 1] + 1])
+        self._changes = sorted({time for time in changes.tolist() if math.isfinite(time)})  # what is open changes then
+        self._closed = [self._obstacles(time) for time in [-math.inf, *self._changes]]
 
     def slack(self, state: State, x: Tensor) -> Tensor:
         """Distance to each region (..., n), negative inside a closed one, 1 for an open one."""
@@ -179,9 +185,9 @@ class Availability(Constraint):
         return Region(*self.bounds, boxes=None if closed is None else closed.boxes)
 
     def _now(self, time: int) -> Forbidden | None:
-        return self._closed[min(max(time, min(self._closed)), max(self._closed))]
+        return self._closed[bisect.bisect_right(self._changes, time)]
 
-    def _obstacles(self, time: int) -> Forbidden | None:
+    def _obstacles(self, time: float) -> Forbidden | None:
         closed = (time < self.windows[:, 0]) | (time > self.windows[:, 1])
         return Forbidden(boxes=self.boxes[closed], bounds=self.bounds) if closed.any() else None
 
@@ -190,9 +196,9 @@ class Availability(Constraint):
 
 
 def _check_boxes(boxes: Any, d: int, dtype: torch.dtype) -> Tensor:
-    if not len(boxes):
+    boxes = as_numbers("boxes", boxes, dtype)
+    if not boxes.numel():
         return torch.zeros(0, 2, d, dtype=dtype)
-    boxes = torch.as_tensor(boxes, dtype=dtype)
     if boxes.shape[1:] != (2, d) or not (boxes[:, 0] < boxes[:, 1]).all():
         raise ValueError(f"boxes: got shape {tuple(boxes.shape)}; expected (n, 2, {d}) with lowest values below the highest")
     return boxes

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from labkit.design.belief import ParticleBelief, PlanningParticles
 from labkit.design.bounds import prior_contrastive
 from labkit.design.constraints import Constraint, Monotone, State
-from labkit.design.models import DesignModel
+from labkit.design.models import DesignModel, as_numbers
 from labkit.design.tree import Plan, TreePlanner
-from labkit.errors import check_size
+from labkit.errors import check_number, check_size
 from labkit.randomness import frozen, seeded_generator
 
 Policy = Callable[[ParticleBelief, State, int, torch.Generator], Tensor]
@@ -72,7 +72,11 @@ class StaticPolicy:
     def __call__(self, belief: ParticleBelief, state: State, remaining: int, generator: torch.Generator) -> Tensor:
         if not 1 <= remaining <= len(self.designs):
             raise ValueError(f"remaining={remaining}: designs has {len(self.designs)} rows")
-        design = self.designs[len(self.designs) - remaining].expand(len(belief.outcomes), -1)
+        designs = as_numbers("designs", self.designs, belief.designs.dtype)
+        if designs.shape[1:] != (belief.model.design_dim,) or not designs.isfinite().all():
+            got = f"shape {tuple(designs.shape)}, {int((~designs.isfinite()).sum())} numbers not finite"
+            raise ValueError(f"designs: got {got}; expected finite designs (T, {belief.model.design_dim})")
+        design = designs[len(designs) - remaining].expand(len(belief.outcomes), -1)
         return self.constraint.project(state, design)
 
     @classmethod
@@ -103,10 +107,25 @@ class StaticPolicy:
             num_contrastive: L, parameters that they are told apart from.
             seed: of the experiments.
         """
-        check_size("steps", steps, 1)
+        for name, size, least in (
+            ("steps", steps, 1),
+            ("iterations", iterations, 0),
+            ("batch", batch, 1),
+            ("num_contrastive", num_contrastive, 1),
+        ):
+            check_size(name, size, least)
+        check_number("lr", lr)
+        if model.outcomes is not None:
+            name = type(model).__name__
+            raise ValueError(f"model: the outcomes of {name} are finitely many; pathwise gradients need a density")
         generator = seeded_generator(seed, "static designs")
         rule = planned_under or constraint
-        state = rule.init(None if start is None else start[None], steps)
+        if start is not None:
+            start = as_numbers("start", start, model.bounds.dtype)
+            if start.shape != (model.design_dim,):
+                raise ValueError(f"start: got shape {tuple(start.shape)}; expected ({model.design_dim},)")
+            start = start[None]
+        state = rule.init(start, steps)
         moves = torch.randn(steps, 1, model.design_dim, generator=generator).requires_grad_()
         optimiser = torch.optim.Adam([moves], lr=lr, maximize=True)
         for _ in range(iterations):
@@ -247,6 +266,7 @@ class GreedyVIPolicy:
     ):
         for argument, value in (("iterations", iterations), ("num_elbo", num_elbo)):
             check_size(argument, value, 1)
+        check_number("lr", lr)
         self.planner = TreePlanner(model, constraint, depth=0, **{"estimator": "pce"} | options)
         self.iterations, self.lr, self.num_elbo, self.name = iterations, lr, num_elbo, name
 
@@ -319,8 +339,13 @@ class StepDADPolicy:
         for argument, value in (("steps", steps), ("iterations", iterations), ("batch", batch)):
             check_size(argument, value, 1)
         check_size("num_contrastive", num_contrastive, 1)
-        if not all(0 <= fraction < 1 for fraction in fractions):
-            raise ValueError(f"fractions={tuple(fractions)}: expected numbers in [0, 1)")
+        check_number("lr", lr)
+        if not isinstance(network, nn.Module):
+            raise ValueError(f"network={network!r}: expected a torch module of designs and outcomes")
+        if isinstance(fractions, str) or not isinstance(fractions, Sequence):
+            raise ValueError(f"fractions={fractions!r}: expected a sequence of numbers in [0, 1)")
+        for fraction in fractions:
+            check_number("fractions", fraction, "numbers in [0, 1)", lambda x: 0 <= x < 1)
         self.network, self.constraint, self.steps, self.name = network, constraint, steps, name
         self.times = {round(fraction * steps) for fraction in fractions}
         self.iterations, self.lr, self.batch, self.num_contrastive = iterations, lr, batch, num_contrastive

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from labkit.design.models import DesignModel, log_normal
-from labkit.design.networks import Units, check_history, descend, describe, read
-from labkit.errors import require
+from labkit.design.networks import Units, check_history, descend, describe, read, restore
+from labkit.errors import check_size, require
 from labkit.randomness import frozen
 
 HEADS = ("product", "joint", "nsf")
@@ -196,7 +196,7 @@ class AmortizedPosterior(nn.Module):
         seed: of the initial weights.
 
     Raises:
-        ValueError: an unknown head.
+        ValueError: an unknown head, or a size that is out of range.
     """
 
     def __init__(
@@ -214,6 +214,12 @@ class AmortizedPosterior(nn.Module):
         super().__init__()
         if not heads or set(heads) - set(HEADS):
             raise ValueError(f"heads={tuple(heads)}: expected some of {HEADS}")
+        named = {"width": width, "layers": layers, "attention_heads": attention_heads}
+        for name, size in (named | {"hidden": hidden, "components": components}).items():
+            check_size(name, size, 1)
+        check_size("seed", seed, 0)
+        if width % attention_heads:
+            raise ValueError(f"width={width}: expected a multiple of attention_heads={attention_heads}")
         self.model, self.head = model, heads[-1]
         sizes = {"heads": list(heads), "width": width, "layers": layers, "attention_heads": attention_heads}
         sizes |= {"hidden": hidden, "components": components}
@@ -261,6 +267,7 @@ class AmortizedPosterior(nn.Module):
 
     def sample(self, X: Tensor, Y: Tensor, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws θ (..., n, p) of q_φ(θ | D), differentiable in X and Y."""
+        check_size("num_samples", num_samples, 1)
         v = self.heads[self.head](self.tokens(X, Y)).sample(num_samples, generator)
         v = v.clamp(-LARGEST_SAMPLE, LARGEST_SAMPLE)
         return self.model.from_unconstrained(self.units.theta_shift + self.units.theta_scale * v)
@@ -292,8 +299,8 @@ class AmortizedPosterior(nn.Module):
         Returns:
             Table with `step` and, per head, the mean loss in nats over the 100 steps before.
         """
-        if horizon < 1 or batch < 1:
-            raise ValueError(f"horizon={horizon}, batch={batch}: expected whole numbers >= 1")
+        check_size("horizon", horizon, 1)
+        check_size("batch", batch, 1)
         design_sampler = design_sampler or self._uniform
 
         def losses(generator: torch.Generator) -> dict[str, Tensor]:
@@ -337,8 +344,8 @@ def load_posterior(path: Path, model: DesignModel) -> AmortizedPosterior:
     """
     config, tensors = read(path, "posterior", model)
     network = AmortizedPosterior(model, **config["sizes"])
-    network.load_state_dict(tensors)
-    return network.requires_grad_(False).eval()
+    restore(network, tensors, path)
+    return network
 
 
 def _perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

@@ -52,11 +52,17 @@ def from_pyro(
     Raises:
         ValueError: a site is missing, a latent site's law is not fixed, or the outcome's law is none of these.
     """
+    if isinstance(latents, str) or not isinstance(latents, Sequence):
+        raise ValueError(f"latents={latents!r}: expected a sequence of site names, as ('theta',)")
     return _PyroModel(program, check_bounds(bounds), tuple(latents), outcome)
 
 
 class _PyroModel(DesignModel):
     def __init__(self, program: Callable[[Tensor], Any], bounds: Tensor, latents: tuple[str, ...], outcome: str):
+        if not callable(program):
+            raise ValueError(f"program={program!r}: expected a pyro program, a function of designs")
+        if not latents or len(set(latents)) < len(latents) or outcome in latents:
+            raise ValueError(f"latents={latents}: expected names of unknown sites, each once, without the outcome {outcome!r}")
         self.program, self.bounds, self.latents, self.outcome = program, bounds, latents, outcome
         self.design_dim = bounds.shape[1]
         self.design_names = tuple(f"x{j + 1}" for j in range(self.design_dim))
@@ -65,11 +71,17 @@ class _PyroModel(DesignModel):
         for name in (*latents, outcome):
             if name not in sites:
                 raise ValueError(f"program: has no site {name!r}, only {sorted(sites)}")
+        hidden = sorted(name for name, site in sites.items() if name not in (*latents, outcome) and not site["is_observed"])
+        hidden = [name for name in hidden if type(sites[name]["fn"]).__name__ != "_Subsample"]
+        if hidden:
+            raise ValueError(f"latents={latents}: the sites {hidden} are random too; expected them among the latents")
         for name in latents:
             law = sites[name]["fn"]
             value = sites[name]["value"]
             if not torch.equal(law.log_prob(value), again[name]["fn"].log_prob(value)):
                 raise ValueError(f"latents={latents}: the law of {name!r} changes with the design or with another site")
+            if law.has_enumerate_support or law.support.is_discrete:
+                raise ValueError(f"latents={latents}: {name!r} has the discrete law {law}; expected continuous parameters")
             if biject_to(law.support).inverse_shape(law.event_shape) != law.event_shape:
                 raise ValueError(f"latents={latents}: {name!r} lives on {law.support}; expected as many free coordinates")
         self._prior = Joint([sites[name]["fn"] for name in latents])
@@ -85,6 +97,7 @@ class _PyroModel(DesignModel):
             self.scale = lambda theta, design: self._law(theta, design).scale
         elif self.outcomes is None:
             self._check_quantiles(law)
+        self._check_batches(sites[outcome]["value"])
 
     def prior(self) -> Distribution:
         return self._prior
@@ -127,6 +140,18 @@ class _PyroModel(DesignModel):
         with frozen(seed):  # the outcome is drawn too, and not used
             trace = poutine.trace(poutine.condition(self.program, data or {})).get_trace(design)
         return {name: site for name, site in trace.nodes.items() if site["type"] == "sample"}
+
+    def _check_batches(self, y: Tensor) -> None:
+        """Refuse a program that mixes the members of a batch, for lack of plates or by a sum over all designs."""
+        generator = torch.Generator().manual_seed(1)
+        theta, design = self.sample_prior((2, 3), generator), self.sample_designs((2, 3), generator)
+        together = self._law(theta, design)
+        apart = torch.stack([self._law(theta[i, j], design[i, j]).log_prob(y) for i in range(2) for j in range(3)])
+        if together.batch_shape != (2, 3) or not torch.allclose(together.log_prob(y).flatten(), apart, 1e-4, 1e-4):
+            raise ValueError(
+                f"program: the law of {self.outcome!r} for designs (2, 3, {self.design_dim}) has batch shape "
+                f"{tuple(together.batch_shape)} or mixes them; expected one law per design, as with pyro.plate_stack"
+            )
 
     def _check_quantiles(self, law: Distribution) -> None:
         try:

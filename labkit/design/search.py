@@ -18,7 +18,7 @@ from torch import Tensor
 
 from labkit.design.constraints import Constraint, State
 from labkit.design.nodes import Level, ParticleNodes, value_of
-from labkit.errors import check_size
+from labkit.errors import check_number, check_size
 
 _BAND = 3.0  # s.d. of a surface's η
 _WIDEST = 5.0  # largest 1/u that the band follows
@@ -58,8 +58,10 @@ class BallSearch:
             check_size(name, getattr(self, name), 1)
         for name, low in (("rounds", 0), ("inner_rounds", 0), ("fantasy_particles", 2)):
             check_size(name, getattr(self, name), low)
-        if not self.shares or not all(0 < share <= 1 for share in self.shares):
-            raise ValueError(f"shares={self.shares}: expected numbers in (0, 1]")
+        if not isinstance(self.shares, Sequence) or isinstance(self.shares, str) or not self.shares:
+            raise ValueError(f"shares={self.shares!r}: expected a sequence of numbers in (0, 1]")
+        for share in self.shares:
+            check_number("shares", share, "numbers in (0, 1]", lambda x: 0 < x <= 1)
 
     def best(
         self,

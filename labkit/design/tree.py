@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,10 @@ from labkit.design.belief import check_likelihood
 from labkit.design.ces import CES
 from labkit.design.constraints import Budget, Constraint, Intersection, State, require_feasible
 from labkit.design.information import METHODS, Posterior
-from labkit.design.models import DesignModel, is_gaussian
+from labkit.design.models import DesignModel, as_numbers, check_generator, is_gaussian
 from labkit.design.nodes import AmortizedNodes, GaussianNodes, Level, Nodes, ParticleNodes, value_of
 from labkit.design.search import BallSearch
-from labkit.errors import check_size
+from labkit.errors import check_number, check_size
 
 MAX_NODES = 5000
 _BLOCK = 4e5  # nodes × particles that are optimised together: larger blocks leave the cache
@@ -418,6 +419,11 @@ class TreePlanner:
         preset: str | None = None,
         seed: int = 0,
     ):
+        if not isinstance(model, DesignModel):
+            raise ValueError(f"model={model!r}: expected a DesignModel")
+        if not isinstance(constraint, Constraint) or constraint.bounds.shape != model.bounds.shape:
+            got = f"one of {constraint.bounds.shape[1]} coordinates" if isinstance(constraint, Constraint) else repr(constraint)
+            raise ValueError(f"constraint: got {got}; expected a Constraint of {model.design_dim} coordinates")
         if preset not in (None, "paper"):
             raise ValueError(f'preset={preset!r}: expected None or "paper"')
         given = {
@@ -426,7 +432,7 @@ class TreePlanner:
             "discount": discount,
             "estimator": estimator or default_estimator(model),
             "optimizer": optimizer or ("nested" if isinstance(model, CES) else "adam"),
-            "num_obs": num_obs or (32 if model.limit is not None else 20),
+            "num_obs": (32 if model.limit is not None else 20) if num_obs is None else num_obs,
             "num_contrastive": num_contrastive,
             "num_random": num_random,
             "starts": starts,
@@ -436,7 +442,7 @@ class TreePlanner:
         self.model, self.constraint = model, paced(constraint, pacing)
         self.leaf_value = (0.02 if self.optimizer == "nested" else 0.0) if leaf_value is None else leaf_value
         self.root_candidates, self.iterations, self.lr, self.seed = root_candidates, iterations, lr, seed
-        self.num_particles = num_particles or (128 if model.limit is not None else 150)
+        self.num_particles = (128 if model.limit is not None else 150) if num_particles is None else num_particles
         self.warm_start, self.posterior, self.search = warm_start, posterior, search or BallSearch()
         self._warned = False
         self._check()
@@ -446,21 +452,17 @@ class TreePlanner:
             check_size(name, getattr(self, name), low)
         for name, low in (("num_random", 0), ("num_obs", 1), ("num_contrastive", 1)):
             check_size(name, getattr(self, name), low)
-        branching = [self.branching] * self.depth if isinstance(self.branching, int) else list(self.branching)
-        if any(not isinstance(m, int) or m < 1 for m in [*branching, self.branching if not branching else 1]):
-            raise ValueError(f"branching={self.branching}: expected whole numbers >= 1")
-        if len(branching) < self.depth:
-            raise ValueError(f"branching={self.branching}: expected one number for each of depth={self.depth} levels")
-        self.branching = tuple(branching[: self.depth])
-        nodes = sum(level_sizes(self.branching))
-        if nodes > MAX_NODES:
-            memory = 32 * 4 * nodes * self.num_particles * self.starts / 2**30
-            raise ValueError(
-                f"depth={self.depth}, branching={self.branching}: {nodes} nodes, about {memory:.1f} GiB per decision; "
-                f"at most {MAX_NODES} are allowed"
-            )
-        if not 0 < self.discount <= 1:
-            raise ValueError(f"discount={self.discount}: expected a number in (0, 1]")
+        check_size("seed", self.seed, 0)
+        self._check_branching()
+        check_number("discount", self.discount, "a number in (0, 1]", lambda x: 0 < x <= 1)
+        check_number("leaf_value", self.leaf_value, "a finite number", math.isfinite)
+        check_number("lr", self.lr)
+        if self.warm_start is not None and not callable(self.warm_start):
+            raise ValueError(f"warm_start={self.warm_start!r}: expected a function of designs and outcomes, or None")
+        if not isinstance(self.search, BallSearch):
+            raise ValueError(f"search={self.search!r}: expected a BallSearch")
+        if self.estimator == "atoms" and self.num_obs > self.num_particles:
+            raise ValueError(f"num_obs={self.num_obs}: expected at most num_particles={self.num_particles}")
         if self.optimizer not in ("adam", "slsqp", "nested"):
             raise ValueError(f'optimizer={self.optimizer!r}: expected "adam", "slsqp" or "nested"')
         if self.optimizer == "nested" and self.root_candidates > len(self.search.shares):
@@ -468,6 +470,28 @@ class TreePlanner:
                 f"root_candidates={self.root_candidates}: search.shares has {len(self.search.shares)}, one for each candidate"
             )
         self._check_estimator()
+
+    def _check_branching(self) -> None:
+        """Bring `branching` to one number per level; refuse trees that are too large before anything is made of them."""
+        single = isinstance(self.branching, Integral) and not isinstance(self.branching, bool)
+        if not single and (isinstance(self.branching, str) or not isinstance(self.branching, Sequence)):
+            raise ValueError(f"branching={self.branching!r}: expected a whole number >= 1, or one per level")
+        for branches in [self.branching] if single else self.branching:
+            check_size("branching", branches, 1)
+        if not single and len(self.branching) < self.depth:
+            raise ValueError(f"branching={self.branching}: expected one number for each of depth={self.depth} levels")
+        width = nodes = 1
+        for level in range(self.depth):
+            width *= int(self.branching if single else self.branching[level])
+            nodes += width
+            if nodes > MAX_NODES:
+                memory = 32 * 4 * nodes * self.num_particles * self.starts / 2**30
+                more = "more than " if level + 1 < self.depth else ""
+                raise ValueError(
+                    f"depth={self.depth}, branching={self.branching}: {more}{nodes} nodes, about {memory:.1f} GiB per "
+                    f"decision; at most {MAX_NODES} are allowed"
+                )
+        self.branching = (int(self.branching),) * self.depth if single else tuple(map(int, self.branching[: self.depth]))
 
     def _check_estimator(self) -> None:
         estimator, model = self.estimator, self.model
@@ -479,17 +503,19 @@ class TreePlanner:
             "enumerate": model.outcomes is not None,
             "atoms": model.limit is not None,
             "gaussian": hasattr(model, "features"),
-            "ace": self.posterior is not None,
+            "ace": hasattr(self.posterior, "sample") and hasattr(self.posterior, "log_prob"),
         }
         needs = {
             "quadrature": "a model whose outcome is one Gaussian number",
             "enumerate": "a model with finitely many outcomes",
             "atoms": "a model with censored outcomes, as CES",
             "gaussian": "a LinearGaussian model",
-            "ace": "posterior=, a network q(θ | D)",
+            "ace": "posterior=, a network q(θ | D) with sample and log_prob",
         }
         if not suits.get(estimator, True):
             raise ValueError(f"estimator={estimator!r} for {type(model).__name__}: it needs {needs[estimator]}")
+        if self.optimizer == "nested" and estimator in ("ace", "gaussian"):
+            raise ValueError(f"estimator={estimator!r}: optimizer='nested' updates particles; take another estimator or 'adam'")
 
     @torch.no_grad()
     def plan(
@@ -511,9 +537,13 @@ class TreePlanner:
             previous: the plan whose root was executed just before: its subtree whose outcome came closest is proposed too.
 
         Raises:
+            ValueError: `remaining` < 1, or a state that is not of R rollouts in the dtype of the belief.
             InfeasibleError: no design is allowed.
         """
         check_size("remaining", remaining, 1)
+        state = self._fitting(state, belief)
+        if generator is not None:
+            check_generator(generator)
         require_feasible(self.constraint, state)
         generator = generator or torch.Generator().manual_seed(self.seed + 1009 * remaining)
         branching = self.branching[: remaining - 1]
@@ -536,6 +566,17 @@ class TreePlanner:
         designs, moves = ([torch.cat(level) for level in zip(*several, strict=True)] for several in (designs, moves))
         levels = unroll(root, state, designs, noise, self.constraint, lambda state, x: x)
         return self._finish(state, torch.cat(values), levels, tuple(move[:, 0] for move in moves), num_projected)
+
+    def _fitting(self, state: State, belief: Any) -> State:
+        """The constraint's state in the dtype of the belief."""
+        if not isinstance(state, State):
+            raise ValueError(f"state={state!r}: expected the State that constraint.init or constraint.step gives")
+        rollouts, dtype = len(belief.outcomes), belief.designs.dtype
+        if state.x is not None and state.x.shape != (rollouts, self.model.design_dim):
+            raise ValueError(f"state: got x of shape {tuple(state.x.shape)}; expected {(rollouts, self.model.design_dim)}")
+        if any(tensor is not None and tensor.isnan().any() for tensor in (state.x, state.budget)):
+            raise ValueError(f"state={state}: expected no NaN")
+        return state.map(lambda tensor: tensor.to(dtype))
 
     def _root(self, belief: Any, generator: torch.Generator) -> Nodes:
         seed = int(torch.randint(2**31, (), generator=generator))
@@ -577,7 +618,11 @@ class TreePlanner:
         X, Y = belief.designs[:, None, None], belief.outcomes[:, None, None]  # (R, 1, n, t, d), (R, 1, n, t)
         state, nodes, moves, num_projected = state.map(lambda x: x[:, None, None]), root, [], 0
         for at in range(depth + 1):
-            proposal = self.warm_start(X.flatten(0, 2), Y.flatten(0, 2)).reshape(*X.shape[:3], -1)
+            proposal = as_numbers("warm_start", self.warm_start(X.flatten(0, 2), Y.flatten(0, 2)), X.dtype)
+            if proposal.shape != (X.shape[:3].numel(), X.shape[-1]) or not proposal.isfinite().all():
+                got = f"shape {tuple(proposal.shape)}, {int((~proposal.isfinite()).sum())} numbers not finite"
+                raise ValueError(f"warm_start: got {got}; expected finite designs {(X.shape[:3].numel(), X.shape[-1])}")
+            proposal = proposal.unflatten(0, X.shape[:3])
             num_projected += int((~self.constraint.is_feasible(state, proposal)).sum())
             moves.append(self.constraint.encode(state, self.constraint.project(state, proposal)))
             if at == depth:

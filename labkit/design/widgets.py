@@ -275,7 +275,8 @@ def explorer(seed: int = 5, *, start: tuple[float, float] = (0.2, 0.25), opened:
         },
         view={"node": selection, "source": widgets.Checkbox(value=False, description="Show the hidden source")},
         caption="Colour: what a node's design is expected to teach. Thickness: probability of the outcome that leads there. "
-        "Look at the three branches of one node: each outcome leaves another belief, and the plan goes on to another place.",
+        "Look at the three branches of one node: each outcome leaves another belief, and the plan goes on to another place. "
+        "Lines in the belief hold 50 and 90 % of it; dotted, before the imagined outcomes.",
         background=True,
     )
     nodes = next(i for i, trace in enumerate(panel.figure.data) if trace.meta == "nodes")
@@ -292,6 +293,10 @@ def _nodes(depth: int, branching: int) -> list[tuple[str, int]]:
     return options
 
 
+def _measurements(count: int) -> str:
+    return f"{count} measurement{'s' if count > 1 else ''}"
+
+
 def _scene_in_words(scene: Scene, node: int) -> str:
     tree, path = scene.tree, scene.tree.path(node)
     levels, count = int(tree.depth.max()), len(tree.parents)
@@ -301,10 +306,10 @@ def _scene_in_words(scene: Scene, node: int) -> str:
     more = f", <b>{fmt(float(below.sum()), 2)}</b> more are expected below" if len(below) else ""
     way = fmt(float(tree.eig[0, path].sum()), 2)
     return (
-        f"{len(scene.outcomes)} measurements taught {fmt(scene.learned, 2)} nats; {scene.left:.2f} of travel is left. A "
+        f"{_measurements(len(scene.outcomes))} taught {fmt(scene.learned, 2)} nats; {scene.left:.2f} of travel is left. A "
         f"tree of {count} node{'s' if count > 1 else ''} promises <b>{promised}</b>; greedy takes {fmt(scene.greedy_gain, 2)} "
-        f"next. At {at}: EIG <b>{fmt(float(tree.eig[0, node]), 2)}</b>, {way} along the path{more}; "
-        f"{fmt(float(tree.budget[0, node]), 2)} of travel remains. Planned in {scene.milliseconds:.0f} ms of processor time."
+        f"nats next. At {at}: EIG <b>{fmt(float(tree.eig[0, node]), 2)}</b> nats, {way} along the path{more}; "
+        f"{float(tree.budget[0, node]):.2f} of travel remains. Planned in {scene.milliseconds:.0f} ms of processor time."
     )
 
 
@@ -603,7 +608,7 @@ def posterior(network: AmortizedPosterior, seed: int = 3, size: int = 64) -> Pan
         designs, head = picture[4], picture[6]
         what = "a product of two marginals" if head == "product" else "one mixture with full covariances"
         return (
-            f"After {len(designs)} measurement{'s' if len(designs) > 1 else ''}, the network, {what}, misses the exact "
+            f"After {_measurements(len(designs))}, the network, {what}, misses the exact "
             f"posterior by <b>{fmt(gap, 2)}</b> nats (KL)."
         )
 
@@ -767,8 +772,8 @@ def pacing(*, steps: int = 10, rollouts: int = 6, seed: int = 2) -> Panel:
             )
         },
         view={"rollout": widgets.IntSlider(value=0, min=0, max=rollouts - 1, description="Run shown on the map")},
-        caption="Below: how fast the budget is spent. Look whether whoever spends it all on the first moves learns less in "
-        "the end.",
+        caption="Bands: 95 % intervals of the mean. Below: how fast the budget is spent. Look whether whoever spends it all on "
+        "the first moves learns less in the end.",
         background=True,
     )
 

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Independent, Uniform
@@ -247,3 +248,29 @@ def test_bad_sizes_of_subsets_are_refused():
         belief.thin(5, copies=0)
     with pytest.raises(ValueError, match="sweeps=0"):
         ParticleBelief.prior(LG, 1, 10, seeded(), sweeps=0)
+
+
+def test_numpy_and_double_outcomes_enter_in_the_precision_of_the_belief():
+    belief = ParticleBelief.prior(LG, 2, 50, seeded())
+    single = belief.update(torch.ones(2, 2), torch.tensor([3.0, 60.0]))
+    for design, y in (([[1, 1], [1, 1]], [3, 60]), (np.ones((2, 2)), np.array([3.0, 60.0]))):
+        other = belief.update(design, y)
+        assert torch.equal(other.v, single.v)
+        assert other.designs.dtype == single.designs.dtype
+
+
+def test_outcomes_at_designs_outside_the_box_and_seeds_for_generators_are_refused():
+    belief = ParticleBelief.prior(LG, 2, 10, seeded())
+    with pytest.raises(ValueError, match=r"design=.*in the box"):
+        belief.update(torch.full((2, 2), 99.0), torch.ones(2))
+    for call in (lambda: ParticleBelief.prior(LG, 2, 10, 3), lambda: belief.sample(3, 5), lambda: LG.sample_prior((2,), None)):
+        with pytest.raises(ValueError, match=r"generator: got .*expected a torch.Generator"):
+            call()
+
+
+def test_bayes_rule_by_weights_refuses_what_is_not_finite():
+    particles = ParticleBelief.prior(LG, 1, 10, seeded()).subset(5)
+    for design, y, name in ((torch.ones(2), math.nan, "y"), (torch.full((2,), math.inf), 1.0, "design")):
+        with pytest.raises(ValueError, match=f"{name}=.*finite"):
+            reweight(particles, design, y)
+    assert reweight(particles, [1.0, 1.0], 0.5).log_weights.isfinite().all()

@@ -1,4 +1,5 @@
 import math
+import types
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from torch.distributions import Independent, Laplace, MultivariateNormal, Normal
 
 from labkit.design.bounds import barber_agakov, information_is, plug_in_spce, prior_contrastive, snmc, spce
 from labkit.design.ces import CES
-from labkit.design.models import DesignModel, LinearGaussian, LocationFinding
+from labkit.design.models import DesignModel, HyperbolicDiscounting, LinearGaussian, LocationFinding
 from tests.unit.design.histories import learnt, runs
 
 STEPS, RUNS = 5, 150
@@ -207,6 +208,9 @@ ONES = torch.ones(2, 2), torch.ones(2, 3, 2), torch.ones(2, 3)
         ((ONES[0], torch.ones(2, 0, 2), torch.ones(2, 0)), "outcomes: .* T >= 1"),
         ((*ONES[:2], ONES[2] * torch.nan), "outcomes: expected finite numbers, got 6 that are not"),
         ((ONES[0], ONES[1] * torch.inf, ONES[2]), "designs: expected finite"),
+        ((ONES[0], ONES[1] * 99, ONES[2]), "designs=.*in the box"),
+        ((torch.ones(0, 2), torch.ones(0, 3, 2), torch.ones(0, 3)), "theta: got shape .* R >= 1"),
+        (("theta", *ONES[1:]), "theta='theta'"),
     ],
 )
 def test_bad_runs_are_refused(run, message):
@@ -232,3 +236,30 @@ def test_bad_numbers_are_refused():
 def test_prior_contrastive_estimate_is_at_most_log_l_plus_one():
     own, others = torch.tensor([0.0, 3.0]), torch.tensor([[-900.0] * 9, [3.0] * 9])
     assert prior_contrastive(own, others).tolist() == pytest.approx([math.log(10), 0.0], abs=1e-6)
+
+
+def test_runs_that_the_model_cannot_produce_are_refused():
+    money, location = HyperbolicDiscounting(), LocationFinding()
+    with pytest.raises(ValueError, match=r"outcomes=.*expected outcomes among"):
+        spce(money, torch.ones(1, 2), torch.ones(1, 1, 2), torch.full((1, 1), 0.3), 5)
+    with pytest.raises(ValueError, match=r"theta=.*impossible under the prior"):
+        spce(location, torch.full((1, 2), 5.0), torch.ones(1, 1, 2), torch.ones(1, 1), 5)
+    with pytest.raises(ValueError, match="outcomes: those of run 0 are impossible under its own theta"):
+        snmc(location, torch.full((1, 2), 0.5), torch.ones(1, 1, 2), torch.full((1, 1), 1e30), 5)
+    with pytest.raises(ValueError, match="particles: expected finite numbers, got 36"):
+        information_is(LG, *ONES, torch.full((1, 9, 2), math.nan).expand(2, 9, 2)[:2])
+
+
+def test_a_posterior_network_that_returns_nonsense_is_refused():
+    for answer in (torch.full((2, 1), math.nan), torch.zeros(5)):
+        network = types.SimpleNamespace(log_prob=lambda theta, X, Y, answer=answer: answer)
+        with pytest.raises(ValueError, match="posterior: its log_prob gave"):
+            barber_agakov(LG, network, *ONES)
+
+
+def test_runs_in_double_precision_are_worth_the_same():
+    model, generator = CES(), torch.Generator().manual_seed(3)
+    theta, designs = model.sample_prior((3,), generator), model.sample_designs((3, 2), generator)
+    outcomes = torch.full((3, 2), model.limit)  # in single precision a little above the limit in double precision
+    single, double = spce(model, theta, designs, outcomes, 50), spce(model, theta, designs.double(), outcomes.double(), 50)
+    assert torch.allclose(single, double, atol=1e-4)

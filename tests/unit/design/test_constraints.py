@@ -10,6 +10,7 @@ from labkit.design.constraints import (
     InfeasibleError,
     Intersection,
     Monotone,
+    State,
     StepLimit,
     Unconstrained,
     position_cost,
@@ -388,8 +389,44 @@ def test_bad_cost_functions_are_refused(cost, message):
         (lambda: Intersection(Monotone(1.0, bounds=HOURS), Budget(1.0, bounds=SQUARE)), "members: got boxes"),
         (lambda: Intersection(Unconstrained(SQUARE), Unconstrained(SQUARE + 1)), "bounds="),
         (lambda: Availability([[[0.0, 0.0], [1.0, 1.0]]], [[3, 2]], bounds=SQUARE), "windows="),
+        (lambda: Unconstrained("box"), "bounds='box': expected real numbers"),
+        (lambda: Unconstrained([[0.0, 0.0], [1.0]]), "bounds=.*rows of equal length"),
+        (lambda: Unconstrained(torch.ones(2, 1, device="meta")), "bounds=.*on the CPU"),
+        (lambda: StepLimit("0.1", bounds=SQUARE), "delta='0.1'"),
+        (lambda: Budget("3", bounds=SQUARE), "total='3': expected a finite budget"),
+        (lambda: Budget(torch.ones(2), bounds=SQUARE), "total="),
+        (lambda: Monotone(None, bounds=HOURS), "gap=None"),
+        (lambda: Intersection([Unconstrained(SQUARE)]), "members=.*one argument each"),
+        (lambda: Unconstrained(SQUARE).init("x", 3), "x0='x'"),
+        (lambda: Unconstrained(SQUARE).init(None, 1.5), "steps=1.5"),
+        (lambda: Budget(1.0, lambda a, b: None, bounds=SQUARE).init(torch.zeros(2), 3), "cost=None"),
+        (lambda: require_feasible(Unconstrained(SQUARE), State(None, 1), torch.ones(1, 3)), r"design: got shape \(1, 3\)"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_start_may_be_a_plain_list_of_numbers():
+    state = Budget(2, bounds=SQUARE).init([1, 0], 3)
+    assert state.x.tolist() == [1.0, 0.0]
+    assert state.budget.item() == 2
+
+
+class Careless(Unconstrained):
+    """A user's constraint whose slack lacks its last dimension, or is NaN."""
+
+    def __init__(self, answer):
+        super().__init__(SQUARE)
+        self.answer = answer
+
+    def slack(self, state, x):
+        return self.answer
+
+
+def test_a_slack_of_another_shape_is_refused_and_one_that_is_nan_allows_nothing():
+    x = torch.full((4, 2), 0.5)
+    with pytest.raises(ValueError, match=r"slack: Careless\(\) gave shape \(4,\)"):
+        Careless(torch.ones(4)).is_feasible(State(None, 1), x)
+    assert not Careless(torch.full((4, 1), math.nan)).is_feasible(State(None, 1), x).any()

@@ -94,3 +94,21 @@ def test_paths_obey_the_moves_and_report_their_own_information():
 def test_bad_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Corridor("abc"), "amplitudes='abc'"),
+        (lambda: Corridor(start=1.5), "start=1.5"),
+        (lambda: Corridor(noise_sd="a"), "noise_sd='a'"),
+        (lambda: optimal_path(Corridor(), 1.5), "steps=1.5"),
+        (lambda: planned_path(Corridor(), 3, 1.5), "depth=1.5"),
+        (lambda: planned_path(Corridor(), 3, 1, "a"), "discount='a'"),
+        (lambda: Corridor().information([-1]), "path=.*expected places in 0"),
+        (lambda: Corridor().information([1.5]), "path="),
+    ],
+)
+def test_numbers_of_the_wrong_kind_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

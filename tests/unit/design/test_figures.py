@@ -57,6 +57,7 @@ def test_the_corridor_draws_each_walk_from_its_start():
     np.testing.assert_allclose(traces["planner1"].x, [0, 1, 2])
     np.testing.assert_allclose(traces["planner3"].y, [0, 0.5, 0.8])
     assert figure.layout.yaxis.range == (2.5, -0.5)  # time runs down
+    assert figure.layout.yaxis.dtick == figure.layout.xaxis3.dtick == 1  # a short walk names every experiment
 
 
 @pytest.fixture(scope="module")

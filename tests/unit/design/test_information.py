@@ -463,3 +463,41 @@ def test_several_beliefs_or_too_wide_ones_are_refused():
         eig(equal_weights(LINE, 1e6 * standard_normal(10)), TWO)
     with pytest.raises(ValueError, match="take ace_eig"):
         node_eig(LINE, standard_normal(10), random_weights(10), TWO[0], "ace")
+
+
+def test_designs_in_double_precision_are_worth_the_same():
+    model = LocationFinding()
+    belief = ParticleBelief.prior(model, 1, 50, torch.Generator().manual_seed(0))
+    for method in ("quadrature", "pce"):
+        single = eig(belief, torch.tensor([[0.25, 0.5]]), method=method).value
+        assert torch.equal(eig(belief, np.array([[0.25, 0.5]]), method=method).value, single)
+
+
+@pytest.mark.parametrize(
+    ("theta", "log_weights", "message"),
+    [
+        (torch.full((5, 2), 0.5), torch.zeros(5), "weights sum to 5; expected a sum of 1|weights with the sum 5"),
+        (torch.full((4, 2), 0.5), torch.full((5,), -math.log(5)), "expected one weight for each"),
+        (torch.ones(0, 2), torch.ones(0), "N >= 1 particles"),
+        (torch.full((5, 2), math.nan), torch.full((5,), -math.log(5)), "10 entries of theta that are not finite"),
+        (torch.full((5, 2), 0.5), torch.full((5,), math.nan), "weights"),
+    ],
+)
+def test_bad_particles_are_refused(theta, log_weights, message):
+    with pytest.raises(ValueError, match=message):
+        eig(PlanningParticles(LocationFinding(), theta, log_weights), torch.full((1, 2), 0.5), method="pce")
+
+
+def test_what_is_no_belief_is_refused():
+    with pytest.raises(ValueError, match="belief: got a LocationFinding"):
+        eig(LocationFinding(), torch.full((1, 2), 0.5))
+    with pytest.raises(ValueError, match="designs='here'"):
+        eig(PlanningParticles(LocationFinding(), torch.full((1, 2), 0.5), torch.zeros(1)), "here")
+
+
+def test_terms_that_are_not_finite_count_as_zero_and_are_counted():
+    model = LocationFinding(noise_sd=1e-30)
+    belief = ParticleBelief.prior(model, 1, 60, torch.Generator().manual_seed(0))
+    estimate = eig(belief, torch.full((1, 2), 0.3), method="nmc", num_contrastive=1)
+    assert estimate.num_nonfinite > 0
+    assert estimate.value.isfinite().all()

@@ -6,7 +6,7 @@ import torch
 
 from labkit.design.belief import ParticleBelief
 from labkit.design.ces import CES
-from labkit.design.constraints import Budget, InfeasibleError, Monotone, StepLimit
+from labkit.design.constraints import Budget, InfeasibleError, Monotone, StepLimit, Unconstrained
 from labkit.design.loop import compare, draw_truth, experiment, rollout, score, summarise
 from labkit.design.models import LinearGaussian, LocationFinding, Pharmacokinetics
 from labkit.design.policies import GreedyPolicy, RandomPolicy, TreePolicy
@@ -203,3 +203,49 @@ class TestBadInputs:
             summarise(table, "b")
         with pytest.raises(ValueError, match="policies"):
             compare({}, LOCATION, STEP, steps=2, num_rollouts=1, seed=0)
+
+
+@pytest.mark.parametrize(
+    "answer", [None, [[0.5, 0.5]], torch.rand(3, 2), torch.full((2, 2), math.nan), torch.rand(2, 3), "here"]
+)
+def test_a_policy_that_returns_nonsense_is_named(answer):
+    model = LocationFinding()
+    free = Unconstrained(model.bounds)
+    with pytest.raises(ValueError, match=r"policy|design="):
+        rollout(model, lambda *a: answer, free, steps=2, num_rollouts=2, seed=0, num_particles=20)
+
+
+def test_a_policy_that_breaks_the_constraint_is_stopped():
+    model = LocationFinding()
+    limit = StepLimit(0.1, bounds=model.bounds)
+    with pytest.raises(InfeasibleError, match="experiment 1: the design"):
+        rollout(model, lambda b, *a: 1 - b.designs[:, -1].round(), limit, steps=2, num_rollouts=2, seed=0, num_particles=20)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": None}, "policy=None"),
+        ({"constraint": None}, "constraint=None"),
+        ({"constraint": StepLimit(0.1, bounds=[[0.0], [1.0]])}, "constraint=.*2 coordinates"),
+        ({"steps": 1.5}, "steps=1.5"),
+        ({"start": torch.rand(3, 2)}, r"start: got shape \(3, 2\)"),
+        ({"start": "here"}, "start='here'"),
+        ({"start": [5.0, 0.5], "steps": 1}, "start=.*in the box"),
+    ],
+)
+def test_bad_arguments_of_a_rollout_are_named(options, message):
+    model = LocationFinding()
+    limit = StepLimit(0.1, bounds=model.bounds)
+    arguments = {"policy": RandomPolicy(limit), "constraint": limit, "steps": 2} | options
+    with pytest.raises(ValueError, match=message):
+        rollout(model, **arguments, num_rollouts=2, seed=0, num_particles=20)
+
+
+def test_an_unknown_reference_is_refused_before_anything_runs():
+    model = LocationFinding()
+    limit = StepLimit(0.1, bounds=model.bounds)
+    with pytest.raises(ValueError, match="reference='b': expected one of a"):
+        compare({"a": None}, model, limit, steps=2, num_rollouts=2, seed=0, reference="b")
+    with pytest.raises(ValueError, match=r"policies=\[\]: expected a mapping"):
+        compare([], model, limit, steps=2, num_rollouts=2, seed=0)

@@ -417,3 +417,29 @@ def test_bounds_of_another_dimension_are_refused():
 def test_bad_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LocationFinding(n_sources=1.5), "n_sources=1.5"),
+        (lambda: LocationFinding(noise_sd="a"), "noise_sd='a'"),
+        (lambda: Pharmacokinetics(dose=None), "dose=None"),
+        (lambda: LinearGaussian(lambda x: x, [[1.0, 2.0], [0.0, 5.0]], bounds=[[0, 0], [1, 1]]), "prior_cov: .*symmetric"),
+        (lambda: LinearGaussian(lambda x: x, "a", bounds=[[0.0], [1.0]]), "prior_cov='a'"),
+        (lambda: LinearGaussian(None, [[1]], bounds=[[0.0], [1.0]]), "features=None"),
+        (lambda: LinearGaussian(lambda x: x.sum(-1), [[1]], bounds=[[0.0], [1.0]]), "features: got"),
+    ],
+)
+def test_numbers_of_the_wrong_kind_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_outcomes_that_cannot_be_have_no_probability():
+    money, market = HyperbolicDiscounting(), CES()
+    generator = torch.Generator().manual_seed(0)
+    theta, design = money.sample_prior((3,), generator), money.sample_designs((3,), generator)
+    assert (money.log_prob(torch.tensor(0.3), theta, design) == -math.inf).all()
+    theta, design = market.sample_prior((3,), generator), market.sample_designs((3,), generator)
+    assert market.log_prob(torch.tensor(math.nan), theta, design).isnan().all()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from labkit.design.checker import violations
-from labkit.design.constraints import Budget, InfeasibleError, Intersection, StepLimit, require_feasible
+from labkit.design.constraints import Budget, InfeasibleError, Intersection, State, StepLimit, require_feasible
 from labkit.design.obstacles import Availability, Forbidden
 from tests.unit.design.histories import walk
 
@@ -143,8 +143,23 @@ def test_a_design_in_an_obstacle_is_named():
         (lambda: Availability(BOXES, [[1, 2]], bounds=SQUARE), "windows: got shape"),
         (lambda: Availability([], [], bounds=SQUARE), "windows: got shape"),
         (lambda: Availability(BOXES, [[3, 2], [1, 1]], bounds=SQUARE), "end before it starts"),
+        (lambda: Availability(BOXES[:1], [[1.5, 2.5]], bounds=SQUARE), "windows=.*whole numbers"),
+        (lambda: Availability(BOXES, "always", bounds=SQUARE), "windows='always'"),
+        (lambda: Forbidden([[math.nan, 0.5, 0.1]], bounds=SQUARE), "discs: got .*expected finite rows"),
+        (lambda: Forbidden("disc", bounds=SQUARE), "discs='disc'"),
+        (lambda: Forbidden(boxes=3.0, bounds=SQUARE), "boxes: got shape"),
     ],
 )
 def test_bad_arguments_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_window_may_be_a_billion_experiments_long_or_open_ended():
+    box = [[[0.0, 0.0], [0.5, 0.5]]]
+    for last in (10**9, math.inf):
+        constraint = Availability(box, [[3, last]], bounds=SQUARE)
+        allowed = [bool(constraint.is_feasible(State(None, 1, time), torch.tensor([0.2, 0.2]))) for time in (2, 3, 10**6)]
+        assert allowed == [False, True, True]
+        assert constraint.project(State(None, 1, 2), torch.tensor([0.2, 0.2])).max() >= 0.5
+        assert constraint.project(State(None, 1, 3), torch.tensor([0.2, 0.2])).tolist() == pytest.approx([0.2, 0.2])

@@ -6,7 +6,7 @@ from torch import nn
 
 from labkit.design.belief import ParticleBelief
 from labkit.design.constraints import Budget, Monotone, StepLimit, Unconstrained
-from labkit.design.models import LinearGaussian, LocationFinding, Pharmacokinetics
+from labkit.design.models import HyperbolicDiscounting, LinearGaussian, LocationFinding, Pharmacokinetics
 from labkit.design.policies import (
     GreedyPolicy,
     GreedyVIPolicy,
@@ -212,3 +212,36 @@ class TestStepDAD:
     def test_settings_out_of_range(self, options, message):
         with pytest.raises(ValueError, match=message):
             StepDADPolicy(Constant(1.0), STEP, **{"steps": 3} | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 0}, "batch=0"),
+        ({"iterations": "a"}, "iterations='a'"),
+        ({"num_contrastive": 0}, "num_contrastive=0"),
+        ({"lr": math.nan}, "lr=nan"),
+        ({"start": torch.rand(2, 2)}, r"start: got shape \(2, 2\)"),
+        ({"model": HyperbolicDiscounting()}, "model: .*finitely many"),
+    ],
+)
+def test_bad_arguments_of_a_static_search_are_named(options, message):
+    location = LocationFinding()
+    limit = StepLimit(0.1, bounds=location.bounds)
+    arguments = {"model": location, "constraint": limit, "steps": 2, "iterations": 1} | options
+    with pytest.raises(ValueError, match=message):
+        StaticPolicy.optimise(**arguments)
+
+
+def test_bad_static_designs_networks_and_fractions_are_named():
+    location = LocationFinding()
+    free = Unconstrained(location.bounds)
+    belief = ParticleBelief.prior(location, 1, 5, torch.Generator().manual_seed(0))
+    for designs in (torch.rand(2, 3), torch.full((2, 2), math.nan), "ab"):
+        with pytest.raises(ValueError, match="designs"):
+            StaticPolicy(designs, free)(belief, free.init(None, 1), 1, None)
+    with pytest.raises(ValueError, match="network=None"):
+        StepDADPolicy(None, free, steps=2)
+    for fractions in (("a",), 0.3, (1.0,)):
+        with pytest.raises(ValueError, match="fractions="):
+            StepDADPolicy(torch.nn.Linear(1, 1), free, steps=2, fractions=fractions)

@@ -167,3 +167,41 @@ def test_a_program_whose_latent_law_follows_the_design_is_refused():
 
     with pytest.raises(ValueError, match="the law of 'theta' changes"):
         from_pyro(program, bounds=[[0.0], [math.pi]])
+
+
+def with_sites(law):
+    def program(design):
+        with pyro.plate_stack("designs", design.shape[:-1]):
+            return pyro.sample("y", law(design))
+
+    return program
+
+
+def hidden(design):
+    theta, other = (pyro.sample(name, dist.Normal(0.0, 1.0)) for name in ("theta", "hidden"))
+    return dist.Normal(theta + other, 1.0)
+
+
+def discrete(design):
+    return dist.Normal(pyro.sample("theta", dist.Bernoulli(0.5)) * design[..., 0], 1.0)
+
+
+def mixed(design):
+    return dist.Normal(pyro.sample("theta", dist.Normal(0.0, 1.0)) * design.sum(), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("law", "message"),
+    [(hidden, r"the sites \['hidden'\] are random too"), (discrete, "discrete law"), (mixed, "one law per design")],
+)
+def test_hidden_and_discrete_latents_and_mixed_designs_are_refused(law, message):
+    with pytest.raises(ValueError, match=message):
+        from_pyro(with_sites(law), bounds=[[0.5], [1.0]])
+
+
+@pytest.mark.parametrize("latents", [(), "slope", None, ("slope", "slope"), ("slope", "y")])
+def test_bad_names_of_latents_are_refused(latents):
+    with pytest.raises(ValueError, match="latents="):
+        from_pyro(program_of(LAWS["normal"]), bounds=BOX, latents=latents)
+    with pytest.raises(ValueError, match="program=None"):
+        from_pyro(None, bounds=BOX)

@@ -9,10 +9,11 @@ from labkit.design import tree
 from labkit.design.belief import ParticleBelief
 from labkit.design.ces import CES
 from labkit.design.checker import violations
-from labkit.design.constraints import Budget, InfeasibleError, Intersection, Monotone, StepLimit, Unconstrained
+from labkit.design.constraints import Budget, InfeasibleError, Intersection, Monotone, State, StepLimit, Unconstrained
 from labkit.design.information import eig, node_eig
 from labkit.design.models import DesignModel, HyperbolicDiscounting, LinearGaussian, LocationFinding, Pharmacokinetics
 from labkit.design.nodes import GaussianNodes, ParticleNodes
+from labkit.design.posterior import AmortizedPosterior
 from labkit.design.tree import (
     BaseNoise,
     TreePlanner,
@@ -370,11 +371,11 @@ class ExactPosterior:
 
 class TestPaperPreset:
     def test_published_settings(self):
-        planner = TreePlanner(LOCATION, STEP, preset="paper", posterior=object())
+        planner = TreePlanner(LOCATION, STEP, preset="paper", posterior=AmortizedPosterior)
         assert (planner.optimizer, planner.estimator, planner.discount) == ("slsqp", "ace", 0.6)
         assert (planner.depth, planner.branching, planner.num_obs, planner.starts) == (2, (3, 3), 20, 1)
         model = CES()
-        planner = TreePlanner(model, Budget(100, bounds=model.bounds), preset="paper", posterior=object())
+        planner = TreePlanner(model, Budget(100, bounds=model.bounds), preset="paper", posterior=AmortizedPosterior)
         assert (planner.branching, planner.num_obs, planner.num_random, planner.starts) == ((1, 1), 40, 25, 2)
 
     def test_plans_with_any_posterior_and_finds_the_exact_optimum_of_a_greedy_step(self):
@@ -505,3 +506,62 @@ class TestBadInputs:
         assert paced(budget, "even").pacing == "even"
         assert [getattr(m, "pacing", None) for m in paced(Intersection(STEP, budget), "half").members] == [None, "half"]
         assert paced(STEP, None) is STEP
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": 10**7, "branching": 2}, "more than 8191 nodes, about 0.4 GiB"),
+        ({"branching": 1.5}, "branching=1.5"),
+        ({"branching": None}, "branching=None"),
+        ({"branching": True}, "branching=True"),
+        ({"discount": "a"}, "discount='a'"),
+        ({"leaf_value": math.nan}, "leaf_value=nan"),
+        ({"lr": 0}, "lr=0"),
+        ({"num_particles": 0}, "num_particles=0"),
+        ({"num_obs": 0}, "num_obs=0"),
+        ({"search": 3}, "search=3"),
+        ({"seed": -1}, "seed=-1"),
+        ({"warm_start": 3}, "warm_start=3"),
+        ({"estimator": "ace", "posterior": 3}, "posterior="),
+        ({"estimator": "ace", "posterior": AmortizedPosterior, "optimizer": "nested"}, "optimizer='nested'"),
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_named_before_anything_is_allocated(options, message):
+    model = LocationFinding()
+    with pytest.raises(ValueError, match=message):
+        TreePlanner(model, StepLimit(0.1, bounds=model.bounds), **options)
+
+
+def test_a_planner_wants_a_model_and_a_constraint_of_its_coordinates():
+    model = LocationFinding()
+    for constraint in (None, StepLimit(0.1, bounds=[[0.0], [1.0]])):
+        with pytest.raises(ValueError, match="constraint: got"):
+            TreePlanner(model, constraint)
+    with pytest.raises(ValueError, match="model=None"):
+        TreePlanner(None, StepLimit(0.1, bounds=model.bounds))
+
+
+def test_states_of_other_rollouts_or_not_finite_are_refused_and_double_ones_are_not():
+    model = LocationFinding()
+    constraint = StepLimit(0.1, bounds=model.bounds)
+    planner = TreePlanner(model, constraint, depth=1, iterations=1, num_random=1, starts=1, num_particles=10)
+    belief = ParticleBelief.prior(model, 2, 20, torch.Generator().manual_seed(0))
+    start = torch.full((2, 2), 0.5)
+    single, double = (planner.plan(belief, constraint.init(x, 2), 2).design for x in (start, start.double()))
+    assert torch.equal(single, double)
+    for state, message in ((None, "state=None"), (State(start[:1], 2), "x of shape"), (State(start * math.nan, 2), "no NaN")):
+        with pytest.raises(ValueError, match=message):
+            planner.plan(belief, state, 2)
+    with pytest.raises(ValueError, match="generator: got 3"):
+        planner.plan(belief, constraint.init(start, 2), 2, generator=3)
+
+
+@pytest.mark.parametrize("answer", [None, torch.zeros(1, 2), torch.zeros(2, 3), torch.full((2, 2), math.nan)])
+def test_a_warm_start_that_returns_nonsense_is_refused(answer):
+    model = LocationFinding()
+    constraint = StepLimit(0.1, bounds=model.bounds)
+    planner = TreePlanner(model, constraint, depth=0, warm_start=lambda X, Y: answer, num_particles=10)
+    belief = ParticleBelief.prior(model, 2, 20, torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="warm_start"):
+        planner.plan(belief, constraint.init(torch.full((2, 2), 0.5), 1), 1)

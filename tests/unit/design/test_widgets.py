@@ -97,6 +97,7 @@ def test_executing_measures_at_the_root_and_undo_takes_it_back(explorer):
     np.testing.assert_array_equal(again.designs, before.designs)
     torch.testing.assert_close(again.tree.design, before.tree.design)
     assert len(after(explorer, explorer.reset.click).outcomes) == 1
+    assert words(explorer).startswith("1 measurement taught")
     assert len(after(explorer, explorer.undo.click).outcomes) == 1  # the first measurement stays
 
 
