@@ -16,6 +16,7 @@ ODD = {
     "03": {"seed": 7},
     "04": {"seed": 7},
     "05": {"seed": 7},
+    "07": {"seed": 7},
 }
 READY = [lab for lab in LABS.values() if lab.ready]
 SOLUTIONS = Path(__file__).parents[1] / "solutions"
