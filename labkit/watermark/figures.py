@@ -7,7 +7,7 @@ by their `meta` key. Axes keep their ranges while a control moves.
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -513,7 +513,7 @@ def transfer() -> go.Figure:
     groups = dict(mode="lines", line=dict(color=theme.INK, width=1.5), hoverinfo="skip", showlegend=False)
     figure.add_scatter(meta="groups", **groups)
     quiet = dict(tickfont_size=11, showgrid=False, ticks="")
-    return figure.update_xaxes(quiet).update_yaxes(quiet)
+    return figure.update_xaxes(quiet, tickangle=0).update_yaxes(quiet)
 
 
 def draw_transfer(figure: go.Figure, table: pd.DataFrame, apart: np.ndarray) -> None:
@@ -533,8 +533,8 @@ def draw_transfer(figure: go.Figure, table: pd.DataFrame, apart: np.ndarray) -> 
     lines = [((-0.5, right, None), (k, k, None)) for k in _borders(table.index)]
     lines += [((k, k, None), (-0.5, bottom, None)) for k in _borders(table.columns)]
     traces["groups"].update(x=[x for line in lines for x in line[0]], y=[y for line in lines for y in line[1]])
-    figure.layout.xaxis.update(range=(-0.5, right), **_group_ticks(table.columns, "{1}<br><b>{0}</b>"))
-    figure.layout.yaxis.update(range=(bottom, -0.5), **_group_ticks(table.index, "<b>{0}</b>  {1}"))
+    figure.layout.xaxis.update(range=(-0.5, right), **_group_ticks(table.columns, _below))
+    figure.layout.yaxis.update(range=(bottom, -0.5), **_group_ticks(table.index, "<b>{}</b>  {}".format))
 
 
 def _borders(index: pd.MultiIndex) -> list[float]:
@@ -543,11 +543,15 @@ def _borders(index: pd.MultiIndex) -> list[float]:
     return [k - 0.5 for k in range(1, len(groups)) if groups[k] != groups[k - 1]]
 
 
-def _group_ticks(index: pd.MultiIndex, middle: str) -> dict:
-    """Ticks with the second level; the one in the middle of a group, by a format of both, names the group as well."""
+def _below(group: str, name: str) -> str:
+    return f"{name}<br><b>{group.replace(', ', '<br>')}</b>"
+
+
+def _group_ticks(index: pd.MultiIndex, middle: Callable[[str, str], str]) -> dict:
+    """Ticks with the second level; the one in the middle of a group is made of both."""
     groups = index.get_level_values(0)
     centre = {group: int(np.flatnonzero(groups == group).mean()) for group in groups}
-    text = [middle.format(*cell) if centre[cell[0]] == k else cell[1] for k, cell in enumerate(index)]
+    text = [middle(*cell) if centre[cell[0]] == k else cell[1] for k, cell in enumerate(index)]
     return dict(tickvals=list(range(len(index))), ticktext=text)
 
 

@@ -783,7 +783,7 @@ def transfer(table: pd.DataFrame, detector: str = "pss+static+lr") -> Panel:
 
     def draw(figure, _, detector: str) -> str:
         chosen = _select(table, detector=detector)
-        wide = chosen.pivot(index=rows, columns=columns, values=["auc", "differ"])
+        wide = chosen.pivot(index=rows, columns=columns, values=["auc", "differ"]).sort_index().sort_index(axis=1)
         apart = (wide["differ"] == 3).to_numpy()
         figures.draw_transfer(figure, wide["auc"], apart)
         label, found = figures.DETECTORS.get(detector, (detector,))[0], wide["auc"].to_numpy()
