@@ -505,7 +505,7 @@ def transfer() -> go.Figure:
     figure = theme.figure(x="tested on", y="trained on", height=560)
     bar = dict(title=dict(text="AUC", side="top"), thickness=12, len=0.6)
     hover = "trained on %{customdata[0]}<br>tested on %{customdata[1]}<br>AUC %{z:.3f}<extra></extra>"
-    cell = dict(zmin=0.5, zmax=1, colorscale=theme.SEQUENTIAL, colorbar=bar, xgap=1, ygap=1, texttemplate="%{z:.2f}")
+    cell = dict(zmin=0.5, zmax=1, colorscale=theme.SEQUENTIAL, colorbar=bar, xgap=1, ygap=1, texttemplate="%{text}")
     figure.add_heatmap(meta="auc", z=[[0.5]], hovertemplate=hover, textfont_size=10, **cell)
     ring = dict(symbol="square-open", size=24, color=theme.ROLE["violation"].colour, line_width=2)
     name = "domain, paraphraser and model all differ"
@@ -526,7 +526,9 @@ def draw_transfer(figure: go.Figure, table: pd.DataFrame, apart: np.ndarray) -> 
     traces = keyed(figure)
     rows, columns = ([", ".join(cell) for cell in index] for index in (table.index, table.columns))
     names = np.stack(np.broadcast_arrays(np.array(rows)[:, None], np.array(columns)), axis=-1)
-    traces["auc"].update(x=np.arange(len(columns)), y=np.arange(len(rows)), z=table.to_numpy(), customdata=names)
+    hundredths = table.map(lambda auc: "" if pd.isna(auc) else f"{100 * auc:.0f}").to_numpy()
+    place = dict(x=np.arange(len(columns)), y=np.arange(len(rows)))
+    traces["auc"].update(**place, z=table.to_numpy(), text=hundredths, customdata=names)
     row, column = np.nonzero(apart)
     traces["all differ"].update(x=column, y=row)
     bottom, right = len(rows) - 0.5, len(columns) - 0.5
@@ -544,14 +546,14 @@ def _borders(index: pd.MultiIndex) -> list[float]:
 
 
 def _below(group: str, name: str) -> str:
-    return f"{name}<br><b>{group.replace(', ', '<br>')}</b>"
+    return f"{name[0].upper()}<br><b>{group.replace(', ', '<br>').replace(' + ', ' +<br>')}</b>"
 
 
 def _group_ticks(index: pd.MultiIndex, middle: Callable[[str, str], str]) -> dict:
     """Ticks with the second level; the one in the middle of a group is made of both."""
     groups = index.get_level_values(0)
     centre = {group: int(np.flatnonzero(groups == group).mean()) for group in groups}
-    text = [middle(*cell) if centre[cell[0]] == k else cell[1] for k, cell in enumerate(index)]
+    text = [middle(*cell) if centre[cell[0]] == k else middle("", cell[1]) for k, cell in enumerate(index)]
     return dict(tickvals=list(range(len(index))), ticktext=text)
 
 

@@ -807,8 +807,9 @@ def transfer(table: pd.DataFrame, detector: str = "pss+static+lr") -> Panel:
                 description="Detector (given D1 … D8)",
             )
         },
-        caption=f"Rows are trained on, columns tested on, {table['T'].iloc[0]} tokens a text; documents never occur on both "
-        "sides. Look whether the framed cells are darker than the rest, and whether a z without any training does worse.",
+        caption=f"AUC in hundredths, {table['T'].iloc[0]} tokens a text, columns by the first letter of their domain; "
+        "documents never occur on both sides. Look whether the framed cells are darker than the rest, and whether a z without "
+        "any training does worse.",
     )
 
 
