@@ -11,7 +11,7 @@ from labkit.lazy import public
 
 _HOME = {
     "scheme": ("GreenBits", "SynthID", "Watermark", "synthid_bits"),
-    "scores": ("fresh", "p_value", "winmax", "z_score", "z_unique"),
+    "scores": ("best_window", "fresh", "p_value", "winmax", "z_score", "z_unique"),
     "theory": (
         "expected_runs",
         "expected_z",

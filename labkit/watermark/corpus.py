@@ -197,16 +197,7 @@ class Recipe:
     """Sizes of a corpus. Everything in it follows from these, the models, the prose, Apertium and WordNet."""
 
     sources: tuple[Source, ...] = (
-        Source(
-            "smollm2",
-            42,
-            0,
-            (
-                Chain("wordnet"),
-                Chain("mt+wordnet"),
-                Chain("strong"),
-            ),
-        ),
+        Source("smollm2", 42, 0, (Chain("wordnet"), Chain("mt+wordnet"), Chain("strong"))),
         Source("gemma3-270m", 14, 42, (Chain("mt+wordnet", length=100), Chain("strong", length=100)), n_tokens=150),
     )
     domains: tuple[str, ...] = ("news", "fiction", "learned")
@@ -222,7 +213,7 @@ def build_parts(out: Path, recipe: Recipe | None = None) -> Corpus:
 
     Args:
         out: gets `corpus.npz` and `rows.csv.gz`.
-        recipe: None is the lab's own, an hour and a half on one core.
+        recipe: None is the lab's own.
 
     Raises:
         RuntimeError: Apertium is missing, or a paraphraser lost a text.

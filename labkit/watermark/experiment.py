@@ -460,6 +460,7 @@ def reproduce(*, fast: bool = False, seeds: int | None = None, out: Path) -> Rep
         "Both kinds of negatives are trained against; columns and rows say against which a detector is judged.",
         "prefix(d) gives the texts at depths 1 … d and is compared with z at depth d, as in the paper; z@first, z_mean and "
         "lr_z see the same texts as PSS.",
+        "Logistic regressions have scikit-learn's C = 1, pss+z+lr and compact+lr 0.01; trees and network one setting for all.",
         "The paper's models are Llama-3-8B and Qwen2-7B with paraphrasers of 7B; here 135M and 270M, and paraphrasers without "
         "a large model.",
         *missing,

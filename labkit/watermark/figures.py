@@ -194,7 +194,6 @@ def draw_make_one(
     entropies: np.ndarray,
     rates: np.ndarray,
     here: int,
-    slope: float,
     uniform: float,
 ) -> None:
     """Show one context among C.
@@ -205,8 +204,7 @@ def draw_make_one(
         prompts: of all contexts.
         entropies, rates: spike entropy and mean P(green) of each context (C,).
         here: index of the chosen context.
-        slope: of the bound, which is a line through the origin.
-        uniform: P(green) of equally likely tokens.
+        uniform: P(green) of equally likely tokens, and slope of the bound, a line through the origin.
     """
     traces = keyed(figure)
     rows = np.arange(len(tokens))
@@ -216,7 +214,7 @@ def draw_make_one(
     axis_of(figure, "y", 1).ticktext = [html.escape(visible(token)) for token in tokens]
     traces["contexts"].update(x=entropies, y=rates, text=[html.escape(prompt) for prompt in prompts])
     traces["here"].update(x=entropies[here : here + 1], y=rates[here : here + 1])
-    traces["bound"].update(x=[0, 1], y=[0, slope])
+    traces["bound"].update(x=[0, 1], y=[0, uniform])
     traces["uniform"].update(x=[0, 1.02], y=[uniform, uniform])
 
 

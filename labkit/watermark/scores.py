@@ -114,6 +114,23 @@ def winmax(bits: np.ndarray, gamma: float, min_len: int = 1) -> float | np.ndarr
     return best.reshape(bits.shape[:-1])[()]
 
 
+def best_window(bits: np.ndarray, gamma: float, min_len: int = 1) -> tuple[int, int, float]:
+    """The stretch that WinMax finds in one text.
+
+    Args:
+        bits: green bits (T,).
+        gamma, min_len: as in `winmax`.
+
+    Returns:
+        Its first token, the one after its last, and its z.
+    """
+    total = np.concatenate([[0], np.cumsum(bits.astype(int))])
+    start, stop = np.triu_indices(len(total), min_len)
+    z = z_of_counts(total[stop] - total[start], stop - start, gamma)
+    best = int(z.argmax())
+    return int(start[best]), int(stop[best]), float(z[best])
+
+
 def p_value(z: float | np.ndarray) -> float | np.ndarray:
     """Chance of a z at least this high without a watermark, 1 − Φ(z), any shape."""
     return special.ndtr(-np.asarray(z))

@@ -9,24 +9,26 @@ import contextlib
 import functools
 import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 import numpy as np
 import pandas as pd
 from scipy import stats
+from sklearn.metrics import roc_curve
 
 from labkit.panel import Panel, Playback
 from labkit.theme import fmt, nice, percent
 from labkit.watermark import experiment, figures, theory
 from labkit.watermark.channel import lineage
 from labkit.watermark.contexts import Contexts, green_probability, load_contexts, next_token
+from labkit.watermark.corpus import WRONG_KEY
 from labkit.watermark.evaluation import auc, fit
 from labkit.watermark.features import FEATURES, local_stats, static_features, windows
 from labkit.watermark.lineages import MIN_SPAN, segments, single, window_preset
 from labkit.watermark.scheme import GreenBits, Watermark
-from labkit.watermark.scores import p_value, winmax, z_of_counts, z_score, z_unique
+from labkit.watermark.scores import best_window, p_value, winmax, z_of_counts, z_score, z_unique
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -434,7 +436,6 @@ def make_one(contexts: Contexts | None = None, prompt: int = 7, gamma: float = G
             rates,
             prompt,
             uniform,
-            uniform,
         )
         return (
             f"“{html.escape(contexts.prompts[prompt])} …”: its list makes the next token green with probability "
@@ -481,7 +482,7 @@ def z_test(corpus: Corpus, length: int = 50) -> Panel:
         for kind in ("unwatermarked", "human"):
             pooled = np.concatenate([scores["watermarked"], scores[kind]])
             labels = np.repeat([1, 0], [len(scores["watermarked"]), len(scores[kind])])
-            rocs[kind], aucs[kind] = _roc(pooled, labels), auc(pooled, labels)
+            rocs[kind], aucs[kind] = np.stack(roc_curve(labels, pooled)[:2]), auc(pooled, labels)
         return length, scores, green, rocs, aucs
 
     def draw(figure, result) -> str:
@@ -516,15 +517,6 @@ def z_test(corpus: Corpus, length: int = 50) -> Panel:
         caption="Look how the blue hill moves right as √T while its width stays, and what each round of paraphrasing takes "
         "back. The dashed curves are normal, with the measured green rate and independent tokens.",
     )
-
-
-def _roc(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """False and true positive rates (2, n + 1), the highest score first."""
-    order = np.argsort(-scores, kind="stable")
-    hits = np.cumsum(labels[order])
-    last = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)  # of equal scores only the last is a threshold
-    found, wrong = hits[last], last + 1 - hits[last]
-    return np.stack([np.append(0, wrong / wrong[-1]), np.append(0, found / found[-1])])
 
 
 def paraphrase(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, depth: int = 2, paraphraser: str = experiment.HARD) -> Panel:
@@ -625,16 +617,6 @@ def local_view(corpus: Corpus, size: int = 50, stride: int = 10) -> Panel:
         caption="A window grows until both edges stand on red, so that it cuts no run. Look at a text without watermark: "
         "growing only ever adds green, so its local z lies above its global one as well.",
     )
-
-
-def best_window(bits: np.ndarray, gamma: float, min_len: int = 1) -> tuple[int, int, float]:
-    """The stretch that WinMax finds in one text (T,): its first token, the one after its last, and its z."""
-    total = np.concatenate([[0], np.cumsum(bits.astype(int))])
-    start, stop = np.triu_indices(len(total), min_len)
-    length = stop - start
-    z = (total[stop] - total[start] - gamma * length) / np.sqrt(length * gamma * (1 - gamma))
-    best = int(z.argmax())
-    return int(start[best]), int(stop[best]), float(z[best])
 
 
 def features(corpus: Corpus, length: int = 200, paraphraser: str | None = None) -> Panel:
@@ -833,7 +815,8 @@ def paste(
     texts = _Texts(corpus, corpus.bits.shape[1])
     if text is None:
         text = tokenizer.decode(corpus.ids[int(texts.of(texts.hardest, "watermarked").loc[texts.freshest(), 0])]).strip()
-    detectors = {key: GreenBits(Watermark(len(tokenizer), GAMMA, key=key)) for key in (Watermark(len(tokenizer)).key, 7919)}
+    right = Watermark(len(tokenizer), GAMMA)
+    detectors = {wm.key: GreenBits(wm) for wm in (right, replace(right, key=WRONG_KEY))}
     asked = {"times": 0}
 
     @functools.cache
@@ -874,7 +857,7 @@ def paste(
             "text": widgets.Textarea(
                 value=text, rows=10, continuous_update=False, description="Your text (read when you leave the box)"
             ),
-            "key": widgets.ToggleButtons(options=[("right", next(iter(detectors))), ("wrong", 7919)], description="Key"),
+            "key": widgets.ToggleButtons(options=[("right", right.key), ("wrong", WRONG_KEY)], description="Key"),
             "ask": widgets.Button(description="Ask the classifier"),
         },
         caption="Written by hand or by any model without this key, about a quarter is green. Look what is left after you "

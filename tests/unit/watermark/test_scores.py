@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from labkit.watermark import fresh, p_value, winmax, z_score, z_unique
+from labkit.watermark import best_window, fresh, p_value, winmax, z_score, z_unique
 from tests.unit.watermark.zipf import zipf_texts
 
 
@@ -131,3 +131,13 @@ def test_p_value_is_the_upper_tail():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_best_stretch_is_winmaxs():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        bits = (rng.random(60) < 0.4).astype(np.uint8)
+        start, stop, z = best_window(bits, 0.25, 5)
+        assert z == pytest.approx(winmax(bits, 0.25, 5))
+        assert z == pytest.approx(z_score(bits[start:stop], 0.25))
+        assert stop - start >= 5

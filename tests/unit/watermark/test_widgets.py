@@ -8,7 +8,7 @@ import pytest
 
 from labkit.panel import Panel
 from labkit.theme import fmt, keyed
-from labkit.watermark import GreenBits, Watermark, auc, theory, widgets, winmax, z_score
+from labkit.watermark import GreenBits, Watermark, auc, theory, widgets, z_score
 from tests.unit.watermark.page import VOCABULARY, Words, made_up_corpus, made_up_tables
 
 
@@ -214,16 +214,6 @@ def test_local_windows_are_those_of_the_library(corpus):
     assert f"z = {z_score(bits, 0.25):.2f}" in words(panel)
     panel.expand.value, panel.size.value, panel.stride.value = False, 40, 20
     assert words(panel).startswith("9 windows, the widest of 40 tokens")
-
-
-def test_the_best_stretch_is_winmaxs():
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        bits = (rng.random(60) < 0.4).astype(np.uint8)
-        start, stop, z = widgets.best_window(bits, 0.25, 5)
-        assert z == pytest.approx(winmax(bits, 0.25, 5))
-        assert z == pytest.approx(z_score(bits[start:stop], 0.25))
-        assert stop - start >= 5
 
 
 def test_single_features_are_ranked_by_their_auc(corpus):
